@@ -1,0 +1,241 @@
+"""The contract between the server and its backends.
+
+Data path, in a worker process: `Backend.connect` gives a `Session`, `Session.submit` a
+`TokenStream`, which yields `TokenEvent`s. Control path, in the provisioner: `Backend.check`,
+`estimate`, `build` and `runner_command`; the runner's side of the control channel is described
+in `blink_server.control`. The two paths share nothing but the `Endpoint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from blink_server.errors import Problem
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. `STOP` and `LENGTH` are OpenAI's; the rest never reach a client as such."""
+
+    STOP = "stop"  # an end-of-sequence id or a stop token id was generated
+    LENGTH = "length"  # max_tokens or the context length was reached
+    CANCELLED = "cancelled"  # the caller cancelled the stream
+    CLOSED = "closed"  # the endpoint was closing and never ran it: submit again elsewhere
+    ERROR = "error"  # the engine failed; the stream raises EngineFailure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How a token is chosen from the logits; every field acts inside the step.
+
+    temperature: >= 0; 0 is greedy. top_p: (0, 1]. top_k: 0 is off. min_p: [0, 1).
+    repetition_penalty: > 0, 1 is off (over prompt and generated tokens, as in CTRL, arXiv
+    1909.05858); presence_penalty, frequency_penalty: [-2, 2], 0 is off (generated tokens only).
+    seed: 64 bits; the random number of a token depends on (seed, position) alone.
+    logprobs: None is off, 0 the chosen token's, n <= 20 also the n best.
+    logit_bias: token id -> added to its logit.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    logprobs: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One sequence to generate: the validated record that becomes one slot.
+
+    `prompt_ids` is not empty and, with one generated token, fits the context. `stop_token_ids`
+    end the request like an end-of-sequence id does; `ignore_eos` turns only the model's own
+    end-of-sequence ids off. `priority` 0 is served first; larger numbers later.
+    """
+
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    min_tokens: int = 0
+    sampling: SamplingParams = SamplingParams()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    priority: int = 0
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of a generated token after penalties and bias, before temperature.
+
+    `top` holds (token id, log-probability) of the best tokens, best first; its length is
+    `SamplingParams.logprobs`.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTiming:
+    """Time stamps of one request, in nanoseconds of CLOCK_MONOTONIC, by the scheduler; 0 = never."""
+
+    claimed_ns: int
+    prefill_ns: int  # its first prefill was launched
+    first_token_ns: int
+    finished_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """What became visible of a request since the last event.
+
+    The last event of a stream, and only it, has a `reason` and `timing`; it may carry tokens too.
+    The token that ended a request (end-of-sequence or stop token id) is the last of `token_ids`.
+    `logprobs` has one entry a token where they were asked for.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprob] | None = None
+    reason: FinishReason | None = None
+    timing: RequestTiming | None = None
+
+
+class TokenStream(Protocol):
+    """The events of one request, for one consumer on the event loop that submitted it.
+
+    Iteration ends after the event with a reason. It raises `EngineFailure` when the engine or its
+    runner fails; no event is repeated or lost before that. `cancel` returns at once, may be called
+    at any time and any number of times, and makes the stream end soon (with CANCELLED or with the
+    reason that came first); a consumer that goes away without reading on must call it.
+    """
+
+    def __aiter__(self) -> AsyncIterator[TokenEvent]: ...
+
+    def cancel(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """What one request may ask of a version; checked before tokens become a slot."""
+
+    context_length: int  # prompt + generated tokens
+    vocabulary_size: int
+    eos_token_ids: tuple[int, ...]
+    max_logprobs: int = 20
+
+
+class Session(Protocol):
+    """A worker's connection to one loaded version. All calls on the worker's event loop."""
+
+    limits: SessionLimits
+
+    async def submit(self, request: GenerateRequest) -> TokenStream:
+        """Hand a request over; returns when it is in its slot.
+
+        Raises `Overloaded` when no slot or arena space is free, `Unavailable` when the endpoint
+        is closed (retry on the version's next endpoint), `InvalidRequest` when a limit is passed.
+        """
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Requests submitted whose slot has not been given back."""
+        ...
+
+    def on_closed(self, callback: Callable[[str], None]) -> None:
+        """Call `callback(reason)` once when the other side is gone."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel what is in flight, give slots back, release all resources."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a READY version can be reached: a transport's name and what that transport needs.
+
+    `address` is plain JSON, passed through the catalog unread: for `shm`, {"socket": path}.
+    """
+
+    transport: str
+    address: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """One complete version directory whose config.json has passed its schema.
+
+    `config` is the parsed config.json with the schema's defaults filled in.
+    """
+
+    model: str
+    version: int
+    directory: Path
+    config: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        return f"{self.model}:{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """What `Backend.build` wrote: file names relative to the directory, and config.json fragments."""
+
+    files: Sequence[str]
+    config: Mapping[str, Any]  # merged into config.json by the importer ("engine", "limits", ...)
+    graph_grid: Mapping[str, Any]  # graph_grid.json
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A way to load versions and serve them; found by `config.json`'s "backend" field.
+
+    All methods but `connect` run in the provisioner (or the command line tool) and must not
+    import or map a model's weights, except `build`.
+    """
+
+    name: str
+
+    def check(self, version: ModelVersion) -> Sequence[Problem]:
+        """Problems beyond the schema: missing or unreadable files, impossible limits."""
+        ...
+
+    def estimate(self, version: ModelVersion) -> int:
+        """Bytes of memory the loaded version will need, from its files and limits alone."""
+        ...
+
+    def build(
+        self,
+        checkpoint: Any,
+        directory: Path,
+        *,
+        progress: Callable[[str, float], None],
+    ) -> BuildResult:
+        """Write the engine files for a checkpoint (`blink_server.importers.Checkpoint`).
+
+        `directory` is private to the call until it returns; `progress(stage, fraction)` may be
+        called from any thread. Raises `InvalidModel` for a checkpoint it cannot serve.
+        """
+        ...
+
+    def runner_command(self, version: ModelVersion, *, threads: int) -> Sequence[str]:
+        """The argv of the process that will hold the loaded version.
+
+        The provisioner starts it with the environment of `blink_server.control` and watches it.
+        `threads` is its share of the machine's CPU threads.
+        """
+        ...
+
+    async def connect(self, version: ModelVersion, endpoint: Endpoint) -> Session:
+        """Attach a worker to a READY version. Raises `Unavailable`."""
+        ...

@@ -1,0 +1,75 @@
+"""The one family of errors that a caller may see, and what each means.
+
+Everything that goes wrong because of what somebody asked, wrote or configured is a `BlinkError`.
+HTTP status codes are assigned in one place only, `blink_server.http.errors`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class BlinkError(Exception):
+    """Base of all errors that name their cause to a user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong in one file, said so that it can be mended.
+
+    `field` is a JSON-path-like name ("limits.max_rows"), or "" where the whole file is meant;
+    `value` is what was found; `expected` says what would be right.
+    """
+
+    file: Path
+    field: str
+    value: Any
+    expected: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}: {self.field}" if self.field else str(self.file)
+        found = "" if self.value is None else f" is {self.value!r};"
+        return f"{where}:{found} {self.expected}"
+
+
+class InvalidModel(BlinkError):
+    """A version directory (or a file of a model) cannot be served; carries every problem found."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems
+
+
+class InvalidRequest(BlinkError):
+    """A request's field has a value that cannot be served (HTTP 400)."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class UnknownModel(BlinkError):
+    """No model, or no version of it, of that name is in service (HTTP 404)."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the model {name!r} does not exist or is not in service")
+        self.name = name
+
+
+class Overloaded(BlinkError):
+    """The ring, its arenas or a queue are full, or the model is draining (HTTP 503, Retry-After)."""
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Unavailable(BlinkError):
+    """A version is known but cannot serve now; the message is its reason (HTTP 503)."""
+
+
+class EngineFailure(BlinkError):
+    """A request in flight could not be finished: its runner died or its engine failed (HTTP 500)."""
