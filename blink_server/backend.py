@@ -219,12 +219,16 @@ class Backend(Protocol):
         checkpoint: Any,
         directory: Path,
         *,
+        limits: Mapping[str, int],
         progress: Callable[[str, float], None],
     ) -> BuildResult:
         """Write the engine files for a checkpoint (`blink_server.importers.Checkpoint`).
 
-        `directory` is private to the call until it returns; `progress(stage, fraction)` may be
-        called from any thread. Raises `InvalidModel` for a checkpoint it cannot serve.
+        `limits` holds what the user asked for ("max_rows", "context_length"), a subset of
+        config.json's limits; the backend chooses the others and returns them all in
+        `BuildResult.config["limits"]`. `directory` is private to the call until it returns;
+        `progress(stage, fraction)` may be called from any thread. Raises `InvalidModel` for a
+        checkpoint or limits it cannot serve.
         """
         ...
 
