@@ -1,0 +1,25 @@
+"""The server's own plugin: what it brings itself comes in through the same door as the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blink_server.hookspecs import TokenizerLoader, hookimpl
+
+if TYPE_CHECKING:
+    from blink_server.text.tokenizers import Tokenizer
+
+
+@hookimpl
+def blink_tokenizers() -> Mapping[str, TokenizerLoader]:
+    """`huggingface`: a tokenizer.json of the `tokenizers` library."""
+    return {"huggingface": load_huggingface}
+
+
+def load_huggingface(directory: Path, options: Mapping[str, Any]) -> Tokenizer:
+    """Load `options["file"]` of a version directory. Raises InvalidModel."""
+    from blink_server.text.tokenizers import HuggingFaceTokenizer
+
+    return HuggingFaceTokenizer.load(directory, options)
