@@ -1,0 +1,1 @@
+"""Between text and token ids: chat templates, tokenizers, incremental decoding, stop strings."""
