@@ -1,0 +1,109 @@
+"""A validator's findings as problems in words: what is wrong where, and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from jsonschema.exceptions import ValidationError
+
+from blink_server.errors import Problem
+from blink_server.schemas import SchemaName, validator
+
+_TYPES = {
+    "object": "an object",
+    "array": "a list",
+    "string": "a string",
+    "integer": "a whole number",
+    "number": "a number",
+    "null": "null",
+}
+
+_LONGEST_SHOWN = 80  # characters of a value; a longer one would hide what is said about it
+
+
+def find_problems(name: SchemaName, document: Any, file: Path) -> list[Problem]:
+    """Everything in `document`, read from `file`, that the schema does not allow."""
+    found: dict[tuple[str, str], Problem] = {}
+    for error in validator(name).iter_errors(document):
+        for problem in _problems(error, file):
+            # Each of several missing fields is an error of its own that lists all of them.
+            found.setdefault((problem.field, problem.expected), problem)
+    return [found[key] for key in sorted(found)]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'?`, or the known names where none is near."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"known are {', '.join(names)}" if names else "none is known"
+
+
+def field_path(parts: Iterable[str | int]) -> str:
+    """`limits.max_rows`, `decode[2].rows`."""
+    path = ""
+    for part in parts:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            name = part if part.isprintable() else ascii(part)
+            path += f".{name}" if path else name
+    return path
+
+
+def _problems(error: ValidationError, file: Path) -> Iterator[Problem]:
+    schema: Any = error.schema
+    instance: Any = error.instance
+    bound: Any = error.validator_value
+    parts = list(error.absolute_path)
+    if error.validator == "required":
+        for field in bound:
+            if field not in instance:
+                yield Problem(file, field_path([*parts, field]), None, "is missing")
+    elif error.validator == "additionalProperties":
+        known = set(schema["properties"])
+        for field in sorted(set(instance) - known):
+            hint = nearest(field, known - {"$schema"} - set(instance))
+            yield Problem(file, field_path([*parts, field]), None, f"is not a known field; {hint}")
+    else:
+        value = instance if len(repr(instance)) <= _LONGEST_SHOWN else None
+        yield Problem(file, field_path(parts), value, _expected(error))
+
+
+def _expected(error: ValidationError) -> str:
+    schema: Any = error.schema
+    bound: Any = error.validator_value
+    match error.validator:
+        case "type":
+            names = [bound] if isinstance(bound, str) else bound
+            return "must be " + " or ".join(_TYPES[name] for name in names)
+        case "minimum":
+            return f"must be at least {bound}"
+        case "maximum":
+            return f"must be at most {bound}"
+        case "exclusiveMinimum":
+            return f"must be more than {bound}"
+        case "exclusiveMaximum":
+            return f"must be less than {bound}"
+        case "multipleOf":
+            return f"must be a multiple of {bound}"
+        case "minLength":
+            return "must not be empty"
+        case "minItems" | "maxItems":
+            side = "at least" if error.validator == "minItems" else "at most"
+            return f"must have {side} {bound} element{'s' * (bound != 1)}"
+        case "minProperties" | "maxProperties":
+            known = ", ".join(sorted(schema["properties"]))
+            side = "at least" if error.validator == "minProperties" else "at most"
+            return f"must have {side} {bound} of the fields {known}"
+        case "uniqueItems":
+            return "must not hold an element twice"
+        case "pattern":
+            description = schema["description"].rstrip(".")
+            return f"must be {description[:1].lower()}{description[1:]}"
+        case _:
+            return error.message
