@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 
@@ -22,7 +23,7 @@ Progress = Callable[[str, float], None]
 _HASH_CHUNK = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GgufCheckpoint:
     """A `Checkpoint` over a mapped file: a tensor is read and decoded when asked for."""
 
@@ -32,7 +33,7 @@ class GgufCheckpoint:
     bos_token_id: int | None
     tokenizer_json: str
     chat_template: str | None
-    source: Mapping[str, str]
+    source: Mapping[str, Any]
     _sources: Mapping[str, SourceTensor]
     _tensors: Mapping[str, gguf.ReaderTensor]
 

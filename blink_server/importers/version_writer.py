@@ -1,0 +1,192 @@
+"""Writes one complete version directory of a model repository, all at once or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blink_server.backend import Backend, BuildResult, ModelVersion
+from blink_server.config import (
+    CONFIG_FILE,
+    GRAPH_GRID_FILE,
+    load_graph_grid,
+    load_model_config,
+)
+from blink_server.errors import InvalidModel
+from blink_server.importers.checkpoint import Checkpoint
+from blink_server.importers.failure import ModelImportError, os_errors_named
+from blink_server.importers.scratch import scratch_directory
+from blink_server.repository.names import MODEL_NAME_RULE, is_model_name, parse_version
+
+SCRATCH_PREFIX = ".import-"
+TOKENIZER_FILE = "tokenizer.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a version goes: `<repository>/<name>/<version>`; None is the next free number."""
+
+    repository: Path
+    name: str
+    version: int | None = None
+
+    @property
+    def model_directory(self) -> Path:
+        return self.repository / self.name
+
+    def check(self) -> None:
+        """Raise `ModelImportError` if the name is no model's, or the version is there already."""
+        if not is_model_name(self.name):
+            raise ModelImportError(f"the model name {self.name!r} must be {MODEL_NAME_RULE}")
+        if self.version is not None and os.path.lexists(self.directory()):
+            raise _exists(self.directory())
+
+    def directory(self) -> Path:
+        """The version's directory; a free number is looked for at each call."""
+        version = self.version
+        if version is None:
+            taken = [parse_version(name) for name in _names(self.model_directory)]
+            version = max((number for number in taken if number is not None), default=0) + 1
+        return self.model_directory / str(version)
+
+
+def write_version(
+    checkpoint: Checkpoint,
+    backend: Backend,
+    destination: Destination,
+    *,
+    limits: Mapping[str, int],
+    progress: Callable[[str, float], None],
+) -> Path:
+    """Build the engine for a checkpoint and write everything a version has; returns its directory.
+
+    The files are written and synced in a hidden directory of the repository, checked as the
+    server will check them, and renamed into place: a version that can be seen is whole. `limits`
+    holds what the user asks for ("max_rows", "context_length"). `progress` hears of the
+    backend's stages and of "write". Raises `ModelImportError` (name, existing version, disk) and
+    `InvalidModel` (a checkpoint that the backend cannot serve).
+    """
+    destination.check()
+    _check_context(checkpoint, limits)
+    with os_errors_named(destination.repository):
+        destination.repository.mkdir(parents=True, exist_ok=True)
+        with scratch_directory(destination.repository, SCRATCH_PREFIX) as work:
+            built = backend.build(checkpoint, work, limits=limits, progress=progress)
+            progress("write", 0.0)
+            _write_files(work, checkpoint, backend.name, built)
+            _check_written(work, backend, destination)
+            _sync_tree(work)
+            directory = _publish(work, destination)
+            progress("write", 1.0)
+    return directory
+
+
+def version_config(checkpoint: Checkpoint, backend: str, built: BuildResult) -> dict[str, Any]:
+    """The config.json of a checkpoint; a field that the backend has set stands above the others."""
+    imported: dict[str, Any] = {
+        "tokenizer": {"name": "huggingface", "file": TOKENIZER_FILE},
+        "chat_template": CHAT_TEMPLATE_FILE if checkpoint.chat_template else None,
+        "sampler": "default",
+        "eos_token_ids": list(checkpoint.eos_token_ids),
+        "bos_token_id": checkpoint.bos_token_id,
+        "default_sampling": {"temperature": 1.0, "top_p": 1.0},
+        "source": dict(checkpoint.source),
+    }
+    return {"backend": backend, **built.config, **imported, **built.config}
+
+
+def _check_context(checkpoint: Checkpoint, limits: Mapping[str, int]) -> None:
+    trained = checkpoint.architecture.context_length
+    if (asked := limits.get("context_length", 0)) > trained:
+        raise ModelImportError(
+            f"a context length of {asked} is asked for; the model was made for {trained}"
+        )
+
+
+def _write_files(work: Path, checkpoint: Checkpoint, backend: str, built: BuildResult) -> None:
+    config = version_config(checkpoint, backend, built)
+    texts = {
+        TOKENIZER_FILE: checkpoint.tokenizer_json,
+        CONFIG_FILE: _json(config),
+        GRAPH_GRID_FILE: _json(built.graph_grid),
+    }
+    if checkpoint.chat_template:
+        texts[CHAT_TEMPLATE_FILE] = checkpoint.chat_template
+    for name, text in texts.items():
+        # Templates and tokens are bytes of the model's: no newline may be translated.
+        (work / name).write_text(text, encoding="utf-8", newline="")
+
+
+def _check_written(work: Path, backend: Backend, destination: Destination) -> None:
+    """Look at the files as the server will, so that nothing is published that it would refuse."""
+    config = load_model_config(work)
+    load_graph_grid(work)
+    version = ModelVersion(destination.name, destination.version or 1, work, config)
+    if problems := backend.check(version):
+        raise InvalidModel(list(problems))
+
+
+def _publish(work: Path, destination: Destination) -> Path:
+    model_directory = destination.model_directory
+    created = not model_directory.exists()
+    model_directory.mkdir(exist_ok=True)
+    try:
+        directory = _rename_to_free(work, destination)
+    except BaseException:
+        if created:
+            with suppress(OSError):  # another import may have put its version there
+                model_directory.rmdir()
+        raise
+    for parent in (model_directory, destination.repository):
+        _sync(parent)
+    return directory
+
+
+def _rename_to_free(work: Path, destination: Destination) -> Path:
+    """Rename to the wanted number, or to the next free one although others import too."""
+    while True:
+        directory = destination.directory()
+        try:
+            if not directory.is_symlink():  # a rename would say less clearly why it cannot
+                work.rename(directory)
+                return directory
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+        if destination.version is not None:
+            raise _exists(directory)
+
+
+def _exists(directory: Path) -> ModelImportError:
+    return ModelImportError(f"{directory} exists already; choose another version or remove it")
+
+
+def _names(directory: Path) -> list[str]:
+    with os_errors_named(directory):
+        return [entry.name for entry in directory.iterdir()] if directory.exists() else []
+
+
+def _json(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _sync_tree(root: Path) -> None:
+    for directory, _, names in os.walk(root):
+        for name in names:
+            _sync(Path(directory, name))
+        _sync(Path(directory))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
