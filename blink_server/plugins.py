@@ -19,13 +19,22 @@ from blink_server.backend import Backend
 from blink_server.hookspecs import Connect, Factory, TokenizerLoader
 from blink_server.plugin_files import PluginError, find_plugin_files, import_plugin_file
 
-__all__ = ["DIRECTORIES_VARIABLE", "ENTRY_POINT_GROUP", "PluginError", "Plugins", "load_plugins"]
+__all__ = [
+    "DIRECTORIES_VARIABLE",
+    "ENTRY_POINT_GROUP",
+    "PluginError",
+    "Plugins",
+    "load_plugins",
+    "plugin_directories",
+]
 
 ENTRY_POINT_GROUP = "blink_server.plugins"
 
 DIRECTORIES_VARIABLE = "BLINK_PLUGIN_DIRS"
 """Environment variable with the plugin directories, separated like PATH: a server's way to have
 its workers and runners load the plugins it has loaded itself."""
+
+DEFAULT_DIRECTORY = "plugins"
 
 BUILT_IN = ("blink_server.builtin",)
 
@@ -66,6 +75,12 @@ def load_plugins(
         door.register(name, "given by the caller", partial(_same, plugin))
     door.check_hook_names()
     return door.collect()
+
+
+def plugin_directories(given: Sequence[Path]) -> list[Path]:
+    """The plugin directories of a command: those given, else `plugins` where it exists."""
+    default = Path(DEFAULT_DIRECTORY)
+    return list(given) or ([default] if default.is_dir() else [])
 
 
 def _same(plugin: object) -> object:

@@ -29,7 +29,7 @@ ALLOWED: Mapping[State, frozenset[State]] = MappingProxyType(
 """From each state, the states that may follow it."""
 
 
-class IllegalTransition(RuntimeError):
+class TransitionError(RuntimeError):
     """A version was asked to go to a state that cannot follow its present one: a defect."""
 
 
@@ -104,9 +104,9 @@ class Harness:
 
     def _go(self, state: State, reason: str = "") -> None:
         if self._notifying:
-            raise IllegalTransition(f"{self!r}: an observer asked for {state}")
+            raise TransitionError(f"{self!r}: an observer asked for {state}")
         if state not in ALLOWED[self._state]:
-            raise IllegalTransition(f"{self!r} cannot become {state}")
+            raise TransitionError(f"{self!r} cannot become {state}")
         previous, self._state, self._reason = self._state, state, reason
         if state is State.LOADING:
             self._epoch += 1

@@ -17,13 +17,14 @@ from blink_server.errors import InvalidModel, Problem
 from blink_server.plugins import Plugins
 from blink_server.repository.source import SourceModel
 from blink_server.schema_problems import nearest
+from blink_server.text.chat_template import ChatTemplate
 
 
 def validate_version(model: SourceModel, version: int, plugins: Plugins) -> ModelVersion:
     """Check everything about one version of a model that can be checked without loading it.
 
-    Its files, its names of plugins and, when these are right, what its backend has to say. Raises
-    InvalidModel with every problem found.
+    Its files and its names of plugins; when these are right, that its tokenizer and chat template
+    can be used, and what its backend has to say. Raises InvalidModel with every problem found.
     """
     directory = model.versions[version]
     config = check_model_config(directory, defaults=model.settings.defaults)
@@ -33,7 +34,7 @@ def validate_version(model: SourceModel, version: int, plugins: Plugins) -> Mode
     if problems:
         raise InvalidModel(problems)
     found = ModelVersion(model.name, version, directory, config.document)
-    problems = _backend_problems(found, plugins)
+    problems = [*_text_problems(found, plugins), *_backend_problems(found, plugins)]
     if problems:
         raise InvalidModel(problems)
     return found
@@ -67,12 +68,44 @@ def _unknown(file: Path, field: str, name: object, known: Collection[str]) -> li
     return [Problem(file, field, name, f"no plugin offers this {kind}; {nearest(name, known)}")]
 
 
+def _text_problems(version: ModelVersion, plugins: Plugins) -> list[Problem]:
+    problems: list[Problem] = []
+    template = version.config["chat_template"]
+    if template is not None:
+        try:
+            ChatTemplate.load(version.directory / template)
+        except InvalidModel as error:
+            problems += error.problems
+    options = version.config["tokenizer"]
+    try:
+        tokenizer = plugins.tokenizers[options["name"]](version.directory, options)
+    except InvalidModel as error:
+        return problems + error.problems
+    except Exception as error:
+        return [*problems, _failed(version, f"tokenizer {options['name']!r}", error)]
+    ids = {f"eos_token_ids[{i}]": each for i, each in enumerate(version.config["eos_token_ids"])}
+    ids["bos_token_id"] = version.config["bos_token_id"]
+    size = tokenizer.vocabulary_size
+    expected = f"must be below the size of the tokenizer's vocabulary, {size}"
+    file = version.directory / CONFIG_FILE
+    return problems + [
+        Problem(file, field, token_id, expected)
+        for field, token_id in ids.items()
+        if token_id is not None and token_id >= size
+    ]
+
+
 def _backend_problems(version: ModelVersion, plugins: Plugins) -> list[Problem]:
     name = version.config["backend"]
     try:
         return list(plugins.backends[name].check(version))
     except InvalidModel as error:
         return error.problems
-    except Exception as error:  # a stranger's backend must not keep other models from being served
-        expected = f"backend {name!r} failed to check it: {type(error).__name__}: {error}"
-        return [Problem(version.directory, "", None, expected)]
+    except Exception as error:
+        return [_failed(version, f"backend {name!r}", error)]
+
+
+def _failed(version: ModelVersion, what: str, error: Exception) -> Problem:
+    # A stranger's plugin must not keep other models from being served.
+    expected = f"{what} failed to check it: {type(error).__name__}: {error}"
+    return Problem(version.directory, "", None, expected)

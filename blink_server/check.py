@@ -1,0 +1,151 @@
+"""`blink-server check`: validates whole repositories and prints every problem found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from blink_server.backend import ModelVersion
+from blink_server.errors import InvalidModel, Problem
+from blink_server.plugins import Plugins, load_plugins, plugin_directories
+from blink_server.repository.source import SourceModel, read_repositories
+from blink_server.repository.validator import validate_version
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedModel:
+    """One model of a repository: each version on disk is either valid or has problems."""
+
+    source: SourceModel
+    valid: dict[int, ModelVersion]
+    invalid: dict[int, list[Problem]]
+
+    @property
+    def problems(self) -> list[Problem]:
+        """The model's own problems, then its versions'."""
+        return [*self.source.problems, *(p for found in self.invalid.values() for p in found)]
+
+
+def check_repositories(repositories: Sequence[Path], plugins: Plugins) -> list[CheckedModel]:
+    """Validate every version of every model, wanted or not, in order of names.
+
+    Raises BlinkError for a repository that cannot be read.
+    """
+    return [_check(model, plugins) for model in read_repositories(repositories).values()]
+
+
+def _check(model: SourceModel, plugins: Plugins) -> CheckedModel:
+    checked = CheckedModel(model, {}, {})
+    for version in model.versions:
+        try:
+            checked.valid[version] = validate_version(model, version, plugins)
+        except InvalidModel as error:
+            checked.invalid[version] = error.problems
+    return checked
+
+
+@click.command("check")
+@click.argument(
+    "repositories", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option(
+    "--plugin-dir",
+    "plugin_dirs",
+    multiple=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder of plugins; may be repeated. [default: plugins, where it exists]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.pass_context
+def check_command(
+    ctx: click.Context, repositories: tuple[Path, ...], plugin_dirs: tuple[Path, ...], as_json: bool
+) -> None:
+    """Say what is wrong in the model repositories DIR...
+
+    Every problem is printed with its file, its field, its value and what would be right. The exit
+    code is 1 if there is any.
+    """
+    plugins = load_plugins(plugin_directories(plugin_dirs))
+    models = check_repositories(repositories, plugins)
+    if as_json:
+        click.echo(json.dumps(_as_json(models), indent=2))
+    else:
+        _print(repositories, models)
+    ctx.exit(1 if any(model.problems for model in models) else 0)
+
+
+def _as_json(models: Sequence[CheckedModel]) -> dict[str, Any]:
+    return {
+        "ok": not any(model.problems for model in models),
+        "models": [
+            {
+                "name": model.source.name,
+                "directory": _printable(model.source.directory),
+                "problems": [_problem_as_json(problem) for problem in model.source.problems],
+                "versions": [
+                    {
+                        "version": version,
+                        "selected": version in model.source.wanted,
+                        "problems": [
+                            _problem_as_json(problem) for problem in model.invalid.get(version, [])
+                        ],
+                    }
+                    for version in model.source.versions
+                ],
+            }
+            for model in models
+        ],
+    }
+
+
+def _problem_as_json(problem: Problem) -> dict[str, Any]:
+    return {
+        "file": _printable(problem.file),
+        "field": problem.field,
+        "value": problem.value,
+        "expected": problem.expected,
+    }
+
+
+def _print(repositories: Sequence[Path], models: Sequence[CheckedModel]) -> None:
+    problems = [problem for model in models for problem in model.problems]
+    for problem in problems:
+        click.echo(_printable(problem))
+    if any(model.valid for model in models):
+        Console().print(_table(models))
+    places = ", ".join(map(_printable, repositories))
+    if not models:
+        click.echo(f"{places}: no models")
+    good = sum(len(model.valid) for model in models)
+    count = f"{len(problems)} problem{'s' * (len(problems) != 1)}"
+    click.echo(f"{places}: {good} valid version{'s' * (good != 1)}, {count}")
+
+
+def _table(models: Sequence[CheckedModel]) -> Table:
+    table = Table("model", "version", "served", "backend", "engine", "context", "rows")
+    for model in models:
+        for number, version in model.valid.items():
+            limits = version.config["limits"]
+            table.add_row(
+                model.source.name,
+                str(number),
+                "yes" if number in model.source.wanted else "no",
+                version.config["backend"],
+                version.config.get("engine", {}).get("name", "-"),
+                str(limits["context_length"]),
+                str(limits["max_rows"]),
+            )
+    return table
+
+
+def _printable(thing: object) -> str:
+    # Names on disk need not be text that the terminal's encoding has.
+    return str(thing).encode("utf-8", "backslashreplace").decode("utf-8")
