@@ -1,0 +1,1 @@
+"""The worker's HTTP side: OpenAI-compatible routes over a directory of connected models."""

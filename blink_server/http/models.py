@@ -1,0 +1,238 @@
+"""The models a worker can serve now, and who still holds which of their endpoints.
+
+The catalog's follower publishes the complete set each time; requests lease an entry by name. All
+calls are made on the worker's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+
+from blink_server.backend import ModelVersion, Session
+from blink_server.errors import Unavailable, UnknownModel
+from blink_server.hookspecs import TokenizerLoader
+from blink_server.messages import EndpointKey
+from blink_server.repository.harness import State
+from blink_server.repository.names import parse_version
+from blink_server.text.chat_template import ChatTemplate
+from blink_server.text.tokenizers import Tokenizer
+
+
+class ServerState(StrEnum):
+    """What the provisioner says of the whole server, in the catalog."""
+
+    STARTING = "STARTING"
+    READY = "READY"
+    DRAINING = "DRAINING"
+
+
+@dataclass(frozen=True, slots=True)
+class TextParts:
+    """What a version needs to go from text to token ids and back."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelEntry:
+    """One version as the catalog describes it; a READY one has its session and text parts.
+
+    `epoch` tells one start of the version's runner from the next. `reason` says why it is not
+    READY. `aliases` are further names of its model. `created`: seconds since 1970.
+    """
+
+    version: ModelVersion
+    epoch: int
+    state: State
+    reason: str = ""
+    aliases: tuple[str, ...] = ()
+    session: Session | None = None
+    text: TextParts | None = None
+    created: int = 0
+
+    @property
+    def key(self) -> EndpointKey:
+        return EndpointKey(self.version.model, self.version.version, self.epoch)
+
+    @property
+    def serves(self) -> bool:
+        """Whether new requests may have it."""
+        return self.state is State.READY and self.session is not None and self.text is not None
+
+
+def load_text_parts(
+    version: ModelVersion, tokenizer_loaders: Mapping[str, TokenizerLoader]
+) -> TextParts:
+    """Load a version's tokenizer and chat template, as its config.json names them.
+
+    Reads files: call it in a thread. Raises `InvalidModel`, or `Unavailable` where no plugin
+    brings the tokenizer.
+    """
+    options = version.config["tokenizer"]
+    loader = tokenizer_loaders.get(options["name"])
+    if loader is None:
+        raise Unavailable(f"no plugin brings the tokenizer {options['name']!r}")
+    tokenizer = loader(version.directory, options)
+    template_file = version.config.get("chat_template")
+    if template_file is None:
+        return TextParts(tokenizer, None)
+    eos_ids = version.config["eos_token_ids"]
+    template = ChatTemplate.load(
+        Path(version.directory, template_file),
+        bos_token=_token_text(tokenizer, version.config.get("bos_token_id")),
+        eos_token=_token_text(tokenizer, eos_ids[0] if eos_ids else None),
+    )
+    return TextParts(tokenizer, template)
+
+
+def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:
+    return (tokenizer.token_text(token_id) or "") if token_id is not None else ""
+
+
+class Lease:
+    """A request's hold on one endpoint, from `ModelDirectory.lease` until `release`."""
+
+    def __init__(self, directory: ModelDirectory, entry: ModelEntry, session: Session) -> None:
+        self.entry = entry
+        self.session = session
+        self._directory: ModelDirectory | None = directory
+
+    def release(self) -> None:
+        """Let go; further calls do nothing."""
+        directory, self._directory = self._directory, None
+        if directory is not None:
+            directory._release(self.entry.key)
+
+    def __enter__(self) -> ModelEntry:
+        return self.entry
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class ModelDirectory:
+    """Lookups by "name" (its highest READY version) or "name:3", and leases on what was found."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, dict[int, ModelEntry]] = {}
+        self._names: dict[str, str] = {}
+        self._server = ServerState.STARTING
+        self._leases: Counter[EndpointKey] = Counter()
+        self._retired: set[EndpointKey] = set()
+        self._on_released: list[Callable[[EndpointKey], None]] = []
+        self._changed = asyncio.Event()
+
+    def publish(
+        self, entries: Iterable[ModelEntry], *, server: ServerState = ServerState.READY
+    ) -> None:
+        """Make `entries` the complete set. An endpoint that no longer serves is retired:
+
+        the callbacks of `on_released` hear of it once no request holds it, at once if none does.
+        """
+        before = {entry.key for entry in self.entries if entry.serves}
+        self._models, self._names = {}, {}
+        for entry in entries:
+            model = entry.version.model
+            self._models.setdefault(model, {})[entry.version.version] = entry
+            self._names.update(dict.fromkeys(entry.aliases, model))
+        # A model's own name wins over another's alias.
+        self._names.update({model: model for model in self._models})
+        self._server = server
+        serving = {entry.key for entry in self.entries if entry.serves}
+        self._retired = (self._retired | before) - serving
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        for key in [key for key in self._retired if not self._leases[key]]:
+            self._let_go(key)
+
+    def on_released(self, callback: Callable[[EndpointKey], None]) -> None:
+        """Call `callback(key)` once for each retired endpoint when its last lease has ended."""
+        self._on_released.append(callback)
+
+    @property
+    def entries(self) -> list[ModelEntry]:
+        """Everything published, by model and version."""
+        return [
+            self._models[model][version]
+            for model in sorted(self._models)
+            for version in sorted(self._models[model])
+        ]
+
+    @property
+    def server(self) -> ServerState:
+        return self._server
+
+    def find(self, name: str) -> ModelEntry:
+        """The entry that requests for `name` get, or the one that says best why they get none.
+
+        Raises `UnknownModel`.
+        """
+        base, _, suffix = name.partition(":")
+        versions = self._models.get(self._names.get(base, ""), {})
+        if suffix or name.endswith(":"):
+            entry = versions.get(parse_version(suffix) or 0)
+            if entry is None:
+                raise UnknownModel(name)
+            return entry
+        if not versions:
+            raise UnknownModel(name)
+        serving = [version for version, entry in versions.items() if entry.serves]
+        return versions[max(serving or versions)]
+
+    def lease(self, name: str) -> Lease:
+        """Hold the endpoint that serves `name`. Raises `UnknownModel`, `Unavailable`."""
+        entry = self.find(name)
+        session = entry.session
+        if self._server is ServerState.DRAINING:
+            raise Unavailable("the server is shutting down")
+        if not entry.serves or session is None:
+            raise Unavailable(f"the model {name!r} is {why_not_ready(entry)}")
+        self._leases[entry.key] += 1
+        return Lease(self, entry, session)
+
+    async def lease_next(self, name: str, *, after: EndpointKey, timeout: float) -> Lease:  # noqa: ASYNC109
+        """Hold an endpoint of `name` that is not `after`, waiting for it to be published.
+
+        Raises `Unavailable` after `timeout` seconds, and as `lease` does.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while self.find(name).key == after and self.find(name).serves:
+                    await self._changed.wait()
+        except TimeoutError:
+            raise Unavailable(f"the model {name!r} is changing its endpoint") from None
+        return self.lease(name)
+
+    def leases(self, key: EndpointKey) -> int:
+        """How many requests hold an endpoint."""
+        return self._leases[key]
+
+    def _release(self, key: EndpointKey) -> None:
+        self._leases[key] -= 1
+        if not self._leases[key]:
+            del self._leases[key]
+            if key in self._retired:
+                self._let_go(key)
+
+    def _let_go(self, key: EndpointKey) -> None:
+        self._retired.discard(key)
+        for callback in self._on_released:
+            callback(key)
+
+
+def why_not_ready(entry: ModelEntry) -> str:
+    """The state of an entry in words, with its reason: 'unavailable: runner exited'."""
+    state = entry.state.value.lower() if entry.state is not State.READY else "not connected yet"
+    return f"{state}: {entry.reason}" if entry.reason else state
