@@ -1,0 +1,207 @@
+"""One ONNX Runtime session, the KV slabs of its rows, and steps that allocate nothing.
+
+Everything a step reads or writes lies at a fixed address and is bound once: the caller's int32
+inputs, the logits, and the slabs, which serve as past and present at once. A step is then one
+call into ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from blink_persistent.engines.onnx_cpu.graph import FORMAT, METADATA_KEY
+from blink_server.errors import EngineFailure, InvalidModel, Problem
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Where the caller writes one phase's inputs: C-contiguous int32, alive as long as the decoder.
+
+    token_ids [capacity]: decode, one a row; prefill, the tokens of one chunk.
+    start_positions [rows]: KV entries before the step. lengths [rows]: after it, 0 = inactive.
+    Prefill uses element 0 of the last two.
+    """
+
+    token_ids: Int32Array
+    start_positions: Int32Array
+    lengths: Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What a built graph says of itself (`graph.METADATA_KEY`)."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocabulary_size: int
+    context_length: int
+
+    def slab_bytes(self, rows: int, context_length: int) -> int:
+        """Bytes of KV memory for `rows` rows of `context_length` entries."""
+        return rows * self.layers * 2 * self.kv_heads * context_length * self.head_dim * 4
+
+
+class Decoder:
+    """Steps of one model. Not thread-safe: one step at a time. The GIL is free during a step.
+
+    `kv` is float32 [layers, 2 (key, value), max_rows, kv_heads, context_length, head_dim]; its
+    memory becomes resident only as entries are written.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        max_rows: int,
+        context_length: int,
+        threads: int,
+        decode: StepInputs,
+        prefill: StepInputs,
+        logits: Float32Array,
+    ) -> None:
+        """Load `model`; results of a step go to `logits`, float32 [max_rows, vocabulary].
+
+        Raises `InvalidModel` if the file cannot be loaded, was built by another format of the
+        builder, or cannot hold `context_length`; `ValueError` if a buffer does not fit.
+        """
+        self._session = _load(model, threads)
+        self.shape = read_shape(self._session, model)
+        if not 2 <= context_length <= self.shape.context_length:
+            expected = f"must be from 2 to {self.shape.context_length}, what the model was built for"
+            raise InvalidModel([Problem(model, "context_length", context_length, expected)])
+        self.max_rows = max_rows
+        self.context_length = context_length
+        _require(logits, np.float32, (max_rows, self.shape.vocabulary_size), "logits")
+        for inputs, name in ((decode, "decode"), (prefill, "prefill")):
+            rows = max_rows if inputs is decode else 1
+            _require(inputs.token_ids, np.int32, (rows,), f"{name}.token_ids")
+            _require(inputs.start_positions, np.int32, (rows,), f"{name}.start_positions")
+            _require(inputs.lengths, np.int32, (rows,), f"{name}.lengths")
+        self._decode_inputs, self._prefill_inputs, self._logits = decode, prefill, logits
+        self._pair = np.zeros(2, np.int32)
+        self._memory, self.kv = _map_slabs(self.shape, max_rows, context_length)
+        self._decode_bindings = [
+            self._bind(decode, first_row=0, rows=rows) for rows in range(1, max_rows + 1)
+        ]
+        self._prefill_bindings = [
+            self._bind(prefill, first_row=row, rows=1) for row in range(max_rows)
+        ]
+
+    def decode(self, rows: int) -> None:
+        """One token for each of the rows 0..rows-1: logits[r] for row r, one KV entry appended.
+
+        Reads the first `rows` elements of the decode inputs. A row of length 0 is inactive: its
+        slab is left as it is and its logits mean nothing. A row's result does not depend on the
+        others. Raises `EngineFailure`.
+        """
+        self._run(self._decode_bindings[rows - 1])
+
+    def prefill(self, row: int, count: int) -> None:
+        """One chunk of `count` prompt tokens on the slab of `row`; its last logits to logits[0].
+
+        The chunk is appended at prefill.start_positions[0]; prefill.lengths[0] is that plus
+        `count`. However a prompt is cut into chunks, entries and logits are the same, bit by bit.
+        Raises `EngineFailure`, also when start + max(count, 2) passes the context length.
+        """
+        binding = self._prefill_bindings[row]
+        tokens = self._prefill_inputs.token_ids
+        if count == 1:
+            # Attention over a single token is computed in another order than over several, and
+            # the difference is visible: a lone token is padded.
+            self._pair[0] = tokens[0]
+            tokens, count = self._pair, 2
+        binding.bind_input("token_ids", "cpu", 0, np.int32, [1, count], tokens.ctypes.data)
+        self._run(binding)
+
+    def close(self) -> None:
+        """Give the session and the slabs back; no step may follow, and no view of `kv` be used."""
+        self._decode_bindings.clear()
+        self._prefill_bindings.clear()
+        del self._session, self.kv, self._memory
+
+    def _run(self, binding: Any) -> None:
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:  # ONNX Runtime's exceptions have no common base of their own
+            raise EngineFailure(f"the model's step failed: {error}") from error
+
+    def _bind(self, inputs: StepInputs, *, first_row: int, rows: int) -> Any:
+        """All ends of a step on `rows` slabs from `first_row` on; logits from row 0 on."""
+        binding = self._session.io_binding()
+        addresses = (
+            ("token_ids", inputs.token_ids, [rows, 1]),
+            ("start_positions", inputs.start_positions, [rows]),
+            ("lengths", inputs.lengths, [rows]),
+        )
+        for name, array, shape in addresses:
+            binding.bind_input(name, "cpu", 0, np.int32, shape, array.ctypes.data)
+        shape = [rows, self.shape.vocabulary_size]
+        binding.bind_output("logits", "cpu", 0, np.float32, shape, self._logits.ctypes.data)
+        shape = [rows, *self.kv.shape[3:]]
+        for layer, parts in enumerate(self.kv):
+            for part, slab in zip(("key", "value"), parts, strict=True):
+                address = slab[first_row].ctypes.data
+                binding.bind_input(f"past.{layer}.{part}", "cpu", 0, np.float32, shape, address)
+                binding.bind_output(f"present.{layer}.{part}", "cpu", 0, np.float32, shape, address)
+        return binding
+
+
+def _load(model: Path, threads: int) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # as in Decoder._run
+        expected = f"must be an ONNX model that ONNX Runtime can load ({error})"
+        raise InvalidModel([Problem(model, "", None, expected)]) from error
+
+
+def read_shape(session: onnxruntime.InferenceSession, model: Path) -> ModelShape:
+    """The shape of a loaded graph. Raises `InvalidModel` if this builder did not make it."""
+    text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+    description = json.loads(text) if text is not None else {}
+    found = description.pop("format", None)
+    if found != FORMAT:
+        expected = f"must be {FORMAT}: build the engine file again with `blink-server import`"
+        raise InvalidModel([Problem(model, "metadata format", found, expected)])
+    return ModelShape(**description)
+
+
+def _map_slabs(
+    shape: ModelShape, rows: int, context_length: int
+) -> tuple[mmap.mmap, Float32Array]:
+    """Zeroed KV memory in small pages: with huge ones a short context would occupy a long one's."""
+    memory = mmap.mmap(
+        -1, shape.slab_bytes(rows, context_length), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    slabs = np.frombuffer(memory, np.float32).reshape(
+        shape.layers, 2, rows, shape.kv_heads, context_length, shape.head_dim
+    )
+    return memory, slabs
+
+
+def _require(
+    array: npt.NDArray[Any], dtype: npt.DTypeLike, at_least: tuple[int, ...], name: str
+) -> None:
+    fits = array.ndim == len(at_least) and array.shape[1:] == at_least[1:]
+    if not (fits and array.shape[0] >= at_least[0] and array.dtype == dtype):
+        raise ValueError(f"{name} must be {np.dtype(dtype)} {at_least} or longer, is "
+                         f"{array.dtype} {array.shape}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name} must be C-contiguous")
