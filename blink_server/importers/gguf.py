@@ -59,12 +59,14 @@ class GgufCheckpoint:
 def open_gguf(path: Path, *, progress: Progress | None = None) -> GgufCheckpoint:
     """Open the file, check it whole, and build its tokenizer; weights stay on disk.
 
-    `progress` hears of the stages "hash" and "tokenizer". Raises `InvalidModel` with every
-    problem's key or tensor: an unsupported architecture, tokenizer or tensor type, tensors that
-    are missing, unknown or of a wrong shape, a damaged file.
+    `progress` hears of the stages "header", "tokenizer" and "hash". Raises `InvalidModel` with
+    every problem's key or tensor: an unsupported architecture, tokenizer or tensor type, tensors
+    that are missing, unknown or of a wrong shape, a damaged file.
     """
     report = progress or (lambda stage, fraction: None)
+    report("header", 0.0)
     metadata, tensors = read_header(path)
+    report("header", 1.0)
     if metadata.text("general.architecture") != "llama":
         raise metadata.invalid("general.architecture", "supported is 'llama'")
     architecture = gguf_llama.read_architecture(

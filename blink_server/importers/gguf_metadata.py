@@ -6,6 +6,7 @@ The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import math
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,8 @@ def read_header(path: Path) -> tuple[Metadata, dict[str, gguf.ReaderTensor]]:
     byte order, or one shard of several.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InvalidModel([Problem(path, "", None, "is not a regular file")])
         with np.errstate(over="raise"):
             reader = _BoundedReader(path)
         values = {key: field.contents() for key, field in reader.fields.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -228,7 +229,9 @@ def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
     text.write_text("not a model at all, but long enough to hold a header")
     assert "is not a whole GGUF file" in refusal(text)
     assert "cannot be read: No such file" in refusal(tmp_path / "nowhere.gguf")
-    assert "cannot be read: Is a directory" in refusal(tmp_path)
+    assert "is not a regular file" in refusal(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert "is not a regular file" in refusal(tmp_path / "pipe")
 
 
 def test_heads_wider_than_the_embedding_are_read(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from blink_server.backend import BuildResult, ModelVersion
+from blink_server.backend import Backend, BuildResult, ModelVersion
 from blink_server.config import load_graph_grid, load_model_config
 from blink_server.errors import InvalidModel, Problem
 from blink_server.importers.failure import ModelImportError
@@ -76,12 +76,12 @@ def repository(tmp_path: Path) -> Path:
 def write(
     checkpoint: GgufCheckpoint,
     destination: Destination,
-    backend: Any = None,
+    builder: Builder | None = None,
     **limits: int,
 ) -> Path:
     return write_version(
         checkpoint,
-        backend or Builder(),
+        cast(Backend, builder or Builder()),
         destination,
         limits=limits,
         progress=lambda stage, fraction: None,
