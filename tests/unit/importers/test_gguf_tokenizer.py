@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from blink_server.errors import InvalidModel
 from blink_server.importers.gguf import open_gguf
-from blink_server.importers.pull import MODELS, cache_directory
+from blink_server.importers.pull import pull
 from blink_server.testing.tiny_gguf import SPECIAL_TOKENS, write_tiny_gguf
 from blink_server.text.chat_template import ChatTemplate
 
@@ -196,10 +196,7 @@ def test_a_token_that_is_there_twice_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_smollm2_gives_the_original_tokenizers_ids() -> None:
-    file = cache_directory() / MODELS["smollm2-135m-instruct"].file_name
-    if not file.exists():
-        pytest.skip("the model is not there: python -m blink_server.importers.pull")
-    checkpoint = open_gguf(file)
+    checkpoint = open_gguf(pull("smollm2-135m-instruct"))
     assert checkpoint.chat_template is not None
     template = ChatTemplate(checkpoint.chat_template)
     tokenizer = Tokenizer.from_str(checkpoint.tokenizer_json)
