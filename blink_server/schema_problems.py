@@ -67,7 +67,7 @@ def _problems(error: ValidationError, file: Path) -> Iterator[Problem]:
     elif error.validator == "additionalProperties":
         known = set(schema["properties"])
         for field in sorted(set(instance) - known):
-            hint = nearest(field, known - {"$schema"} - set(instance))
+            hint = nearest(field, known - {"$schema"})
             yield Problem(file, field_path([*parts, field]), None, f"is not a known field; {hint}")
     else:
         value = instance if len(repr(instance)) <= _LONGEST_SHOWN else None

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+from blink_server import hookspecs
+
+HOOKS = {name: hook for name, hook in vars(hookspecs).items() if name.startswith("blink_")}
+ROOT = Path(__file__).parents[2]
+
+
+def test_there_are_hooks() -> None:
+    assert "blink_backends" in HOOKS
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_hook_is_documented_with_its_exact_signature(name: str) -> None:
+    arguments = ", ".join(inspect.signature(HOOKS[name]).parameters)
+    headings = [
+        line
+        for line in (ROOT / "docs" / "plugins.md").read_text().splitlines()
+        if line[:3] == "###"
+    ]
+    assert f"### `{name}({arguments})`" in headings
+
+
+def test_no_hook_is_documented_that_does_not_exist() -> None:
+    text = (ROOT / "docs" / "plugins.md").read_text()
+    headings = [line for line in text.splitlines() if line.startswith("### `")]
+    assert {heading.split("`")[1].partition("(")[0] for heading in headings} == set(HOOKS)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_hook_is_an_empty_function_with_a_contract(name: str) -> None:
+    [function] = ast.parse(inspect.getsource(HOOKS[name])).body
+    assert isinstance(function, ast.FunctionDef)
+    assert ast.get_docstring(function)
+    assert len(function.body) == 1
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_hook_has_a_test(name: str) -> None:
+    tests = ast.parse((Path(__file__).parent / "test_plugins.py").read_text()).body
+    names = [each.name for each in tests if isinstance(each, ast.FunctionDef)]
+    assert any(each.startswith(f"test_{name}") for each in names)
