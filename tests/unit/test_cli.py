@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from blink_server import cli
+from blink_server import cli, plugins
 from blink_server.errors import BlinkError
 from blink_server.testing.tiny_repository import write_json, write_tiny_version
 
@@ -24,8 +24,9 @@ blink_samplers = plugin.blink_samplers
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """An empty repository beside a plugin directory with the backend that tiny versions name."""
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty repository beside the only plugin, with the backend that tiny versions name."""
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [])
     (tmp_path / "plugins").mkdir(mode=0o755)
     file = tmp_path / "plugins" / "check_only.py"
     file.write_text(PLUGIN)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from blink_server import plugins as door
 from blink_server.backend import ModelVersion
 from blink_server.errors import InvalidModel, Problem
 from blink_server.plugins import Plugins, load_plugins
@@ -19,7 +20,12 @@ from blink_server.testing.tiny_repository import (
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True)
+def no_installed_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "entry_points", lambda group: [])
+
+
+@pytest.fixture
 def plugins() -> Plugins:
     return load_plugins([], extra={"check_only": CheckOnlyPlugin()})
 
