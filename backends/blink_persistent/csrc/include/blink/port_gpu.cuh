@@ -1,0 +1,124 @@
+// The scheduler's port for a GPU: one thread block, device-side graph launch, system-scope ordering.
+//
+// Compiles with nvcc (-rdc=true) and with NVRTC (--relocatable-device-code=true); linked with
+// cudadevrt. Everything the scheduler shares with a frontend is ordered at system scope, since the
+// frontend may be a NIC or a host.
+#pragma once
+
+#include "scheduler.h"
+
+namespace blink {
+
+class GpuPort {
+  public:
+    static constexpr uint32_t kLanes = 256;
+    static constexpr uint32_t kWarps = kLanes / 32;
+
+    struct Shared {
+        uint32_t warp_sums[kWarps];
+    };
+
+    __device__ GpuPort(Shared& shared, const cudaGraphExec_t* graphs) : shared_(shared), graphs_(graphs) {}
+
+    __device__ static uint32_t lane() { return threadIdx.x; }
+    __device__ static constexpr uint32_t lanes() { return kLanes; }
+    __device__ static void sync() { __syncthreads(); }
+    __device__ static bool any(bool value) { return __syncthreads_or(value) != 0; }
+
+    __device__ uint32_t sum(uint32_t value) {
+        const uint32_t inclusive = block_scan(value);
+        (void)inclusive;
+        const uint32_t total = shared_.warp_sums[kWarps - 1];
+        __syncthreads();
+        return total;
+    }
+
+    // Exclusive prefix sum over the lanes.
+    __device__ uint32_t scan(uint32_t value) {
+        const uint32_t inclusive = block_scan(value);
+        __syncthreads();
+        return inclusive - value;
+    }
+
+    __device__ static void acquire() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+    __device__ static FrontendWords load_words(FrontendWords* words) {
+        FrontendWords w;
+        asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(w.submit), "=r"(w.release), "=r"(w.cancel), "=r"(w.reserved)
+                     : "l"(words)
+                     : "memory");
+        return w;
+    }
+
+    __device__ static ControlWords load_control(const ControlWords* control) {
+        ControlWords words;
+        asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(words.command) : "l"(&control->command) : "memory");
+        asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(words.close) : "l"(&control->close) : "memory");
+        return words;
+    }
+
+    __device__ static uint32_t load_acquire(uint32_t* word) {
+        uint32_t value;
+        asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+        return value;
+    }
+
+    __device__ static void store_release(uint32_t* word, uint32_t value) {
+        asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+    }
+
+    __device__ static void store_release(uint64_t* word, uint64_t value) {
+        asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+    }
+
+    template <class T>
+    __device__ static void store(T* word, T value) {
+        *const_cast<volatile T*>(word) = value;
+    }
+
+    // The inputs were written by all lanes; the barrier before this call and the fence make them
+    // visible to the kernels of the graph.
+    __device__ LaunchResult launch(uint32_t graph) {
+        __threadfence();
+        const cudaError_t error = cudaGraphLaunch(graphs_[graph], cudaStreamGraphFireAndForget);
+        if (error == cudaSuccess) return LaunchResult::kLaunched;
+        // The exec's last run set its completion counter but is not retired yet.
+        return error == cudaErrorInvalidValue ? LaunchResult::kRetry : LaunchResult::kFailed;
+    }
+
+    __device__ static uint64_t now_ns() {
+        uint64_t now;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        return now;
+    }
+
+    __device__ static void notify(uint32_t) {}  // the agent polls
+
+  private:
+    // Inclusive prefix sum; afterwards warp_sums holds the inclusive sums of whole warps.
+    __device__ uint32_t block_scan(uint32_t value) {
+        const uint32_t in_warp = threadIdx.x % 32, warp = threadIdx.x / 32;
+        for (uint32_t step = 1; step < 32; step *= 2) {
+            const uint32_t below = __shfl_up_sync(0xffffffffu, value, step);
+            if (in_warp >= step) value += below;
+        }
+        if (in_warp == 31) shared_.warp_sums[warp] = value;
+        __syncthreads();
+        if (warp == 0 && in_warp < kWarps) {
+            uint32_t total = shared_.warp_sums[in_warp];
+            for (uint32_t step = 1; step < kWarps; step *= 2) {
+                const uint32_t below = __shfl_up_sync((1u << kWarps) - 1, total, step);
+                if (in_warp >= step) total += below;
+            }
+            shared_.warp_sums[in_warp] = total;
+        }
+        __syncthreads();
+        return value + (warp == 0 ? 0 : shared_.warp_sums[warp - 1]);
+    }
+
+    Shared& shared_;
+    const cudaGraphExec_t* graphs_;
+};
+
+}  // namespace blink

@@ -1,0 +1,196 @@
+// The scheduler: one source for GPU and host (paper section 4.2).
+//
+// All lanes of one thread block (256 on a GPU, 1 on a host) run these lines together. What one
+// lane decides is written to SchedulerState and read by all after `port.sync()`. A Port gives:
+//
+//   lane(), lanes(), sync()          who am I, how many are we, barrier
+//   any(bool), sum(u32), scan(u32)   block-wide or, sum, exclusive prefix sum; each is a barrier
+//   load_words(p), load_control(p)   a slot's frontend words; the host's words (one lane)
+//   acquire()                        orders reads of what the loaded words announce after them
+//   load_acquire(p)                  a completion counter
+//   store_release(p, v), store(p, v) a status word that announces data; a plain word others read
+//   launch(graph)                    LaunchResult; fire-and-forget
+//   now_ns(), notify(range)          monotonic clock; tell a range's owner that there is news
+//
+// A pass is the paper's loop: publish finished tokens, scan, claim, admit, launch, poll.
+#pragma once
+
+#include "scheduler_state.h"
+
+namespace blink {
+
+constexpr uint32_t kLaunchWindow = 120;  // fire-and-forget launches of one parent graph
+constexpr uint32_t kMaxLaunchRetries = 1u << 20;
+
+enum class LaunchResult : uint32_t { kLaunched = 0, kRetry = 1, kFailed = 2 };
+
+enum class Outcome : uint32_t {
+    kBusy = 0,      // a graph runs
+    kProgress = 1,  // something was done: pass again at once
+    kIdle = 2,      // nothing to do until a frontend writes
+    kRelaunch = 3,  // the launch window is used up: replace this instance (tail launch)
+    kPark = 4,      // told to stop between two steps; state is kept
+    kStop = 5,
+    kFailed = 6,
+};
+
+template <class Port>
+class Scheduler {
+  public:
+    BLINK_DEV Scheduler(Port& port, const RingView& ring, const EngineTables& engine, SchedulerState& state,
+                        const ControlWords* control)
+        : port(port), ring(ring), engine(engine), s(state), control(control) {}
+
+    BLINK_DEV Outcome pass() {
+        if (s.flight.active) land();
+        read_control();
+        scan();
+        if (s.flight.active) return finish_pass(Outcome::kBusy);
+        retire();
+        return finish_pass(next_step());
+    }
+
+  private:
+    Port& port;
+    const RingView& ring;
+    const EngineTables& engine;
+    SchedulerState& s;
+    const ControlWords* control;
+
+    BLINK_DEV bool leader() const { return port.lane() == 0; }
+    BLINK_DEV Request& request(uint32_t slot) const { return s.requests[slot]; }
+    BLINK_DEV const PhaseBuffers& buffers(Phase phase) const { return engine.buffers[static_cast<uint32_t>(phase)]; }
+
+    // Chooses and launches the next graph: a prefill if one may start, else a decode step. A decode
+    // step is never delayed by more than one prefill launch.
+    BLINK_DEV Outcome next_step() {
+        if (s.failed != 0) return Outcome::kFailed;
+        if (s.command == Command::kPark) return Outcome::kPark;
+        if (s.command == Command::kStop) return Outcome::kStop;
+        const bool decode_due = s.prefilled_last && s.decoding_count > 0;
+        const bool prefill = !decode_due && prefill_waits();
+        const bool decode = s.decoding_count > 0;
+        // Condition (iii): a prefill interrupts decode, so the decode step after it must fit too.
+        const bool window_full = s.window_launches + (prefill ? 2 : 1) > kLaunchWindow;
+        port.sync();  // every lane has decided before the leader changes what it decided on
+        if (!prefill && !decode) return nothing_runs();
+        if (window_full) return relaunch();
+        if (prefill && plan_prefill()) return launch_prefill();
+        if (decode && reserve_blocks()) return launch_decode();
+        return Outcome::kProgress;
+    }
+
+    // scheduler_scan.h
+    BLINK_DEV void read_control();
+    BLINK_DEV void scan();
+    BLINK_DEV uint32_t inspect(uint32_t slot);
+    BLINK_DEV void claim(uint32_t slot, uint64_t number);
+    BLINK_DEV Reason refuse(const Request& r, uint32_t range) const;
+    BLINK_DEV void enqueue_claimed();
+
+    // scheduler_rows.h
+    BLINK_DEV void retire();
+    BLINK_DEV void free_row(uint32_t slot);
+    BLINK_DEV void return_blocks();
+    BLINK_DEV void close_holes();
+    BLINK_DEV bool reserve_blocks();
+    BLINK_DEV void preempt_youngest();
+    BLINK_DEV Outcome nothing_runs();
+
+    // scheduler_steps.h
+    BLINK_DEV bool prefill_waits() const;
+    BLINK_DEV bool plan_prefill();
+    BLINK_DEV bool plan_sequence(uint32_t slot);
+    BLINK_DEV bool admit(uint32_t slot);
+    BLINK_DEV void fill_prefill(uint32_t sequences);
+    BLINK_DEV void fill_decode(uint32_t rows);
+    BLINK_DEV void fill_sampling(SamplingRow& row, uint32_t slot) const;
+    BLINK_DEV Outcome launch_prefill();
+    BLINK_DEV Outcome launch_decode();
+    BLINK_DEV Outcome launch(Phase phase, uint32_t graph, uint32_t sequences);
+    BLINK_DEV Outcome relaunch();
+    BLINK_DEV void land();
+    BLINK_DEV void deliver(uint32_t slot, uint32_t index);
+    BLINK_DEV Reason end_of(const Request& r, int32_t token, uint32_t range) const;
+
+    // ---- publishing ----
+
+    BLINK_DEV void publish(uint32_t slot, SlotState state, Reason reason = Reason::kNone) {
+        Request& r = request(slot);
+        r.state = state;
+        const uint32_t generated = state == SlotState::kEmpty ? 0 : r.generated;
+        port.store_release(&ring.status[slot].word, pack_status(generated, state, reason, r.ticket));
+    }
+
+    BLINK_DEV void complete(uint32_t slot, Reason reason) {
+        port.store(&ring.timings[slot].finished_ns, port.now_ns());
+        publish(slot, SlotState::kDecodeCompleted, reason);
+        s.dirty[ring.range_of(slot)] = true;
+    }
+
+    BLINK_DEV void count_end(uint32_t slot, Reason reason) {
+        Request& r = request(slot);
+        r.ending = reason;
+        trace(TraceKind::kEnd, slot, r.ticket, static_cast<uint32_t>(reason));
+        count(&ring.header->completions);
+    }
+
+    BLINK_DEV void count(uint64_t* counter, uint64_t by = 1) { port.store(counter, *counter + by); }
+
+    BLINK_DEV void trace(TraceKind kind, uint32_t a = 0, uint32_t b = 0, uint32_t c = 0) {
+        if (s.trace_count < s.trace_capacity) s.trace[s.trace_count++] = {kind, a, b, c};
+    }
+
+    BLINK_DEV Outcome finish_pass(Outcome outcome) {
+        if (leader()) {
+            RingHeader& h = *ring.header;
+            port.store(&h.heartbeat_ns, port.now_ns());
+            port.store(&h.waiting, s.waiting_count);
+            port.store(&h.rows_used, s.rows_used);
+            const bool paged = engine.rows_movable != 0;
+            port.store(&h.blocks_used, paged ? engine.block_count - 1 - s.free_count : s.rows_used);
+            port.store(&h.window_launches, s.window_launches);
+            for (uint32_t range = 0; range < ring.range_count; ++range) {
+                if (!s.dirty[range]) continue;
+                s.dirty[range] = false;
+                port.notify(range);
+            }
+        }
+        port.sync();
+        return outcome;
+    }
+
+    // ---- waiting queues: first come, first served within a priority; leader only ----
+
+    BLINK_DEV uint32_t first_waiting() const {
+        for (uint32_t p = 0; p < kPriorities; ++p)
+            if (s.waiting[p].head != kNoSlot) return s.waiting[p].head;
+        return kNoSlot;
+    }
+
+    BLINK_DEV void push_waiting(uint32_t slot, bool front) {
+        Request& r = request(slot);
+        WaitingQueue& queue = s.waiting[r.record.priority];
+        r.previous = front ? kNoSlot : queue.tail;
+        r.next = front ? queue.head : kNoSlot;
+        (r.previous == kNoSlot ? queue.head : request(r.previous).next) = slot;
+        (r.next == kNoSlot ? queue.tail : request(r.next).previous) = slot;
+        r.waiting = true;
+        s.waiting_count += 1;
+    }
+
+    BLINK_DEV void remove_waiting(uint32_t slot) {
+        Request& r = request(slot);
+        WaitingQueue& queue = s.waiting[r.record.priority];
+        (r.previous == kNoSlot ? queue.head : request(r.previous).next) = r.next;
+        (r.next == kNoSlot ? queue.tail : request(r.next).previous) = r.previous;
+        r.waiting = false;
+        s.waiting_count -= 1;
+    }
+};
+
+}  // namespace blink
+
+#include "scheduler_rows.h"
+#include "scheduler_scan.h"
+#include "scheduler_steps.h"

@@ -1,0 +1,140 @@
+// Reading the frontends' words: claim, cancel, release. Part of scheduler.h.
+#pragma once
+
+#include "scheduler.h"
+
+namespace blink {
+
+constexpr uint32_t kNothing = 0, kClaim = 1, kCancel = 2;
+
+template <class Port>
+BLINK_DEV void Scheduler<Port>::read_control() {
+    if (leader()) {
+        const ControlWords words = port.load_control(control);
+        s.command = static_cast<Command>(words.command);
+        if (s.accepting && words.close != 0) {
+            s.accepting = false;
+            port.store_release(&ring.header->accepting, 0u);
+        }
+    }
+    port.sync();
+}
+
+// What a slot's owner asks for now. A release is obeyed on the spot: it concerns nobody else.
+template <class Port>
+BLINK_DEV uint32_t Scheduler<Port>::inspect(uint32_t slot) {
+    const FrontendWords words = port.load_words(&ring.words[slot]);
+    const Request& r = request(slot);
+    if (r.state == SlotState::kEmpty) return ticket_newer(words.submit, r.ticket) ? kClaim : kNothing;
+    if (r.state == SlotState::kDecodeCompleted) {
+        if (words.release == r.ticket) {
+            publish(slot, SlotState::kEmpty);
+            s.dirty[ring.range_of(slot)] = true;
+        }
+        return kNothing;
+    }
+    return words.cancel == r.ticket && r.ending == Reason::kNone ? kCancel : kNothing;
+}
+
+// Scans every slot. Where something was found, a second look numbers it in slot order from a
+// rotating start, so that the order of claims does not depend on how many lanes there are.
+template <class Port>
+BLINK_DEV void Scheduler<Port>::scan() {
+    bool found = false;
+    for (uint32_t slot = port.lane(); slot < ring.slot_count; slot += port.lanes())
+        found |= inspect(slot) != kNothing;
+    if (!port.any(found)) return;
+    port.acquire();
+    if (leader()) s.event_count = 0;
+    port.sync();
+    for (uint32_t base = 0; base < ring.slot_count; base += port.lanes()) {
+        const bool inside = base + port.lane() < ring.slot_count;
+        const uint32_t slot = (s.scan_start + base + port.lane()) % ring.slot_count;
+        const uint32_t kind = inside ? inspect(slot) : kNothing;
+        if (!port.any(kind != kNothing)) continue;
+        const uint32_t first = s.event_count;
+        const uint32_t index = first + port.scan(kind != kNothing);
+        if (kind != kNothing) s.events[index] = slot * 2 + (kind == kCancel);
+        if (port.lane() == port.lanes() - 1) s.event_count = index + (kind != kNothing);
+        port.sync();
+    }
+    port.acquire();
+    for (uint32_t i = port.lane(); i < s.event_count; i += port.lanes())
+        if (s.events[i] % 2 == 0) claim(s.events[i] / 2, s.next_number + i);
+    port.sync();
+    enqueue_claimed();
+}
+
+// Takes a private copy of the record and shows the slot as claimed. One lane, its own slot.
+template <class Port>
+BLINK_DEV void Scheduler<Port>::claim(uint32_t slot, uint64_t number) {
+    Request& r = request(slot);
+    const uint32_t ticket = port.load_words(&ring.words[slot]).submit;
+    r = Request{};
+    r.record = ring.records[slot];
+    r.number = number;
+    r.ticket = ticket;
+    r.row = kNoRow;
+    ring.timings[slot] = SlotTiming{port.now_ns(), 0, 0, 0};
+    port.store(&ring.status[slot].ticket, ticket);
+    port.store(&ring.status[slot].epoch, ring.header->epoch);
+    const Reason refused = s.accepting ? refuse(r, ring.range_of(slot)) : Reason::kClosed;
+    if (refused != Reason::kNone) {
+        r.ending = refused;
+        complete(slot, refused);
+    } else {
+        publish(slot, SlotState::kPrefillPending);
+    }
+}
+
+// Bounds of everything a record points at: a frontend's mistake must not become the scheduler's.
+template <class Port>
+BLINK_DEV Reason Scheduler<Port>::refuse(const Request& r, uint32_t range) const {
+    const RequestRecord& record = r.record;
+    (void)range;  // every range's parts have the same size
+    const auto fits = [](uint64_t offset, uint64_t words, uint64_t arena) { return offset + words <= arena; };
+    const bool valid = record.prompt_length > 0 && record.prompt_length < engine.context_length &&
+                       record.max_tokens > 0 && record.max_tokens <= engine.context_length &&
+                       record.priority < kPriorities && record.logprobs <= kMaxTopLogprobs + 1 &&
+                       fits(record.prompt_offset, record.prompt_length, ring.prompt_words) &&
+                       fits(record.output_offset, record.max_tokens, ring.output_words) &&
+                       fits(record.logprobs_offset, static_cast<uint64_t>(record.max_tokens) * logprob_words(record.logprobs),
+                            ring.output_words) &&
+                       fits(record.stop_offset, record.stop_count, ring.aux_words) &&
+                       fits(record.bias_offset, 2ull * record.bias_count, ring.aux_words) &&
+                       record.temperature >= 0.0f && record.top_p > 0.0f && record.repetition_penalty > 0.0f;
+    if (!valid) return Reason::kInvalidRecord;
+    const uint32_t blocks = (record.prompt_length + engine.block_size - 1) / engine.block_size;
+    if (engine.rows_movable != 0 && blocks > engine.block_count - 1) return Reason::kKvExhausted;
+    return Reason::kNone;
+}
+
+// Joins the claimed to the waiting queue in the order of their numbers, and obeys cancels.
+template <class Port>
+BLINK_DEV void Scheduler<Port>::enqueue_claimed() {
+    if (leader()) {
+        for (uint32_t i = 0; i < s.event_count; ++i) {
+            const uint32_t slot = s.events[i] / 2;
+            Request& r = request(slot);
+            if (s.events[i] % 2 == 0) {
+                trace(TraceKind::kClaim, slot, r.ticket);
+                count(&ring.header->claims);
+                if (r.state == SlotState::kPrefillPending)
+                    push_waiting(slot, false);
+                else
+                    count_end(slot, r.ending);
+                s.scan_start = (slot + 1) % ring.slot_count;
+            } else if (r.waiting) {
+                remove_waiting(slot);
+                count_end(slot, Reason::kCancelled);
+                complete(slot, Reason::kCancelled);
+            } else {
+                r.ending = Reason::kCancelled;  // its row is given back at the step boundary
+            }
+        }
+        s.next_number += s.event_count;
+    }
+    port.sync();
+}
+
+}  // namespace blink

@@ -1,0 +1,130 @@
+"""A ring in this process's memory: numpy views built from the native layout table.
+
+No offset is typed here: dtypes come from `ring_layout.h` through the native module. Words that
+order other data (submit, release, cancel, status) are read and written through `Ring.atomic`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blink_persistent import _native
+
+LAYOUT_HASH: int = _native.LAYOUT_HASH
+
+_C_TYPES = {"uint32_t": "<u4", "int32_t": "<i4", "uint64_t": "<u8", "float": "<f4"}
+
+
+class SlotState(IntEnum):
+    """States of a slot, set by the scheduler only (`SlotState` in ring_layout.h)."""
+
+    EMPTY = 0
+    PREFILL_PENDING = 1
+    PREFILL_PROCESSING = 2
+    DECODE_PROCESSING = 3
+    DECODE_PAUSED = 4
+    DECODE_COMPLETED = 5
+
+
+class Reason(IntEnum):
+    """Why a request ended (`Reason` in ring_layout.h)."""
+
+    NONE = 0
+    END_OF_SEQUENCE = 1
+    STOP_TOKEN = 2
+    MAX_TOKENS = 3
+    CONTEXT_LIMIT = 4
+    CANCELLED = 5
+    CLOSED = 6
+    INVALID_RECORD = 7
+    KV_EXHAUSTED = 8
+    BAD_TOKEN = 9
+    ENGINE_ERROR = 10
+
+
+class Condition(IntEnum):
+    """What the scheduler says of itself (`SchedulerCondition` in ring_layout.h)."""
+
+    STARTING = 0
+    RUNNING = 1
+    PARKED = 2
+    STOPPED = 3
+    FAILED = 4
+
+
+def _dtype(struct: str) -> np.dtype[Any]:
+    size, fields = _native.layout_table()[struct]
+    return np.dtype(
+        {
+            "names": [name for name, *_ in fields],
+            "formats": [_C_TYPES[c_type] for _, c_type, *_ in fields],
+            "offsets": [offset for _, _, offset, _ in fields],
+            "itemsize": size,
+        }
+    )
+
+
+HEADER = _dtype("RingHeader")
+RECORD = _dtype("RequestRecord")
+TIMING = _dtype("SlotTiming")
+
+
+def unpack_status(word: int) -> tuple[int, SlotState, Reason, int]:
+    """(generated, state, reason, ticket byte) of a status word."""
+    return word & 0xFFFFFFFF, SlotState(word >> 32 & 0xFF), Reason(word >> 40 & 0xFF), word >> 56
+
+
+class Ring:
+    """A mapped ring. Attributes are numpy views over the shared memory; nothing is copied.
+
+    `header` is one HEADER record, `records` and `timings` have one entry a slot; `prompts`,
+    `outputs` and `aux` are int32 [range, words]. Raises ValueError naming both layout hashes
+    where the memory was made by another build.
+    """
+
+    def __init__(self, memory: mmap.mmap | npt.NDArray[np.uint8]) -> None:
+        self._memory = memory
+        raw = np.frombuffer(memory, dtype=np.uint8)
+        self.atomic = _native.Ring(raw)
+        self.header = raw[: HEADER.itemsize].view(HEADER)[0:1]
+        slots, ranges = int(self.field("slot_count")), int(self.field("range_count"))
+
+        def region(name: str, dtype: Any, count: int) -> npt.NDArray[Any]:
+            start = int(self.field(name))
+            return raw[start : start + count * np.dtype(dtype).itemsize].view(dtype)
+
+        def arena(offset: str, words: str) -> npt.NDArray[np.int32]:
+            return region(offset, np.int32, ranges * int(self.field(words))).reshape(ranges, -1)
+
+        self.slot_count = slots
+        self.slots_per_range = slots // ranges
+        self.range_count = ranges
+        self.epoch = int(self.field("epoch"))
+        self.records = region("records_offset", RECORD, slots)
+        self.timings = region("timings_offset", TIMING, slots)
+        self.prompts = arena("prompts_offset", "prompt_words_per_range")
+        self.outputs = arena("outputs_offset", "output_words_per_range")
+        self.aux = arena("aux_offset", "aux_words_per_range")
+
+    def field(self, name: str) -> int:
+        """A header field's present value."""
+        return int(self.header[name][0])
+
+
+def create_ring_memory(shape: _native.RingShape, epoch: int) -> tuple[int, mmap.mmap]:
+    """A new ring in a memfd: (file descriptor, mapping). The descriptor can be passed on."""
+    fd = os.memfd_create("blink-ring", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, shape.total_bytes)
+        memory = mmap.mmap(fd, shape.total_bytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    _native.create_ring(np.frombuffer(memory, dtype=np.uint8), shape, epoch)
+    return fd, memory
