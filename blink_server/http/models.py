@@ -104,6 +104,12 @@ class Lease:
         self.session = session
         self._directory: ModelDirectory | None = directory
 
+    def share(self) -> Lease:
+        """A further lease on the same endpoint, whatever has been published since."""
+        if self._directory is None:
+            raise RuntimeError(f"the lease on {self.entry.key} has ended")
+        return self._directory._hold(self.entry, self.session)
+
     def release(self) -> None:
         """Let go; further calls do nothing."""
         directory, self._directory = self._directory, None
@@ -199,8 +205,7 @@ class ModelDirectory:
             raise Unavailable("the server is shutting down")
         if not entry.serves or session is None:
             raise Unavailable(f"the model {name!r} is {why_not_ready(entry)}")
-        self._leases[entry.key] += 1
-        return Lease(self, entry, session)
+        return self._hold(entry, session)
 
     async def lease_next(self, name: str, *, after: EndpointKey, timeout: float) -> Lease:  # noqa: ASYNC109
         """Hold an endpoint of `name` that is not `after`, waiting for it to be published.
@@ -218,6 +223,10 @@ class ModelDirectory:
     def leases(self, key: EndpointKey) -> int:
         """How many requests hold an endpoint."""
         return self._leases[key]
+
+    def _hold(self, entry: ModelEntry, session: Session) -> Lease:
+        self._leases[entry.key] += 1
+        return Lease(self, entry, session)
 
     def _release(self, key: EndpointKey) -> None:
         self._leases[key] -= 1

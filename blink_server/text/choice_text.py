@@ -18,10 +18,14 @@ from blink_server.text.tokenizers import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ShownLogprob:
-    """A token's log-probability with the bytes it gave to the text and where, in characters."""
+    """A token's log-probability, with the bytes it gave to the text and where, in characters.
 
-    entry: TokenLogprob
+    `top`: bytes and log-probability of the best tokens, best first.
+    """
+
     data: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...]
     offset: int
 
 
@@ -56,6 +60,7 @@ class ChoiceText:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
     ) -> None:
+        self._tokenizer = tokenizer
         self._decoder = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
         self._stops = StopStrings(stops, include=include_stop)
         self._include_stop = include_stop
@@ -92,7 +97,9 @@ class ChoiceText:
         if entry is not None:
             start, pending = self._decoded, self._decoder.pending
             end = start + len(text) + (1 if pending else 0)
-            shown = ShownLogprob(entry, self._decoder.token_bytes(token_id), start)
+            top = tuple((self._tokenizer.token_bytes(best), value) for best, value in entry.top)
+            data = self._decoder.token_bytes(token_id)
+            shown = ShownLogprob(data, entry.logprob, top, start)
             self._waiting.append(_Waiting(shown, text, start, end, pending))
         self._decoded += len(text)
         return self._stops.push(text)

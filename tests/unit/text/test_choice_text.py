@@ -74,7 +74,7 @@ def test_bytes_join_to_the_text_with_tokens_longer_than_a_character(
 def test_the_ending_token_is_counted_but_not_shown() -> None:
     text, entries, choice = run([*by_bytes("ok"), EOS], reason=FinishReason.STOP)
     assert (text, choice.generated, choice.finish_reason) == ("ok", 3, "stop")
-    assert [entry.entry.token_id for entry in entries] == by_bytes("ok")
+    assert [entry.data for entry in entries] == [b"o", b"k"]
     assert not choice.stopped
 
 

@@ -1,0 +1,71 @@
+"""The ASGI application of a worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import falcon.asgi
+
+from blink_server.http.auth import ApiKeys
+from blink_server.http.errors import handle_error
+from blink_server.http.metrics import Metrics
+from blink_server.http.models import ModelDirectory
+from blink_server.http.openai_routes import ChatResource, CompletionsResource
+from blink_server.http.scope import ScopedApp
+from blink_server.http.server_routes import (
+    HealthResource,
+    MetricsResource,
+    ModelsResource,
+    VersionResource,
+)
+from blink_server.http.settings import ServerSettings
+
+App = falcon.asgi.App[falcon.asgi.Request, falcon.asgi.Response]
+
+
+class _CountResponses:
+    """Falcon middleware: counts by route template, so that paths make no endless labels."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    async def process_response(
+        self,
+        req: falcon.asgi.Request,
+        resp: falcon.asgi.Response,
+        resource: Any,
+        req_succeeded: bool,
+    ) -> None:
+        """Called before the response is sent."""
+        route = req.uri_template or "unknown"
+        method = req.method if req.method in falcon.HTTP_METHODS else "unknown"
+        self._metrics.responded(method, route, resp.status_code)
+
+
+def create_app(
+    directory: ModelDirectory,
+    settings: ServerSettings | None = None,
+    *,
+    metrics: Metrics | None = None,
+) -> App:
+    """The application that serves the models of `directory`, for one event loop.
+
+    `metrics`: a worker's own; made here if not given. With worker processes, the environment
+    variable PROMETHEUS_MULTIPROC_DIR must be set before the import of this module.
+    """
+    settings = settings or ServerSettings()
+    metrics = metrics or Metrics()
+    app = ScopedApp(middleware=[ApiKeys(settings.api_key_digests), _CountResponses(metrics)])
+    app.add_error_handler(Exception, handle_error)
+    app.add_error_handler(falcon.HTTPError, handle_error)
+    models, health = ModelsResource(directory), HealthResource(directory)
+    app.add_route("/v1/completions", CompletionsResource(directory, settings, metrics))
+    app.add_route("/v1/chat/completions", ChatResource(directory, settings, metrics))
+    app.add_route("/v1/models", models)
+    app.add_route("/v1/models/{name}", models, suffix="one")
+    app.add_route("/health", health)
+    app.add_route("/health/ready", health)
+    app.add_route("/health/live", health, suffix="live")
+    app.add_route("/version", VersionResource())
+    app.add_route("/metrics", MetricsResource(metrics))
+    return app

@@ -1,0 +1,52 @@
+"""A request's body: read within a limit, parsed as one JSON object."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+import falcon.asgi
+
+from blink_server.errors import InvalidRequest
+from blink_server.http.errors import PayloadTooLarge
+
+
+async def read_object(request: falcon.asgi.Request, *, most_bytes: int) -> dict[str, Any]:
+    """The JSON object that a request carries.
+
+    Raises `PayloadTooLarge` before reading on, `InvalidRequest` for another content type, for what
+    is not JSON (NaN and Infinity are not) and for what is no object.
+    """
+    media_type = (request.content_type or "application/json").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise InvalidRequest(
+            f"the content type is {media_type!r}; it must be 'application/json'",
+            code="unsupported_content_type",
+        )
+    try:
+        body = json.loads(await _read(request, most_bytes), parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from error
+    except ValueError as error:
+        raise InvalidRequest(f"the body is not JSON: {error}", code="invalid_json") from error
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object", code="invalid_json")
+    return body
+
+
+async def _read(request: falcon.asgi.Request, most_bytes: int) -> bytes:
+    chunks, size = [], request.content_length or 0
+    if size <= most_bytes:
+        size = 0
+        async for chunk in request.stream:
+            size += len(chunk)
+            if size > most_bytes:
+                break
+            chunks.append(chunk)
+    if size > most_bytes:
+        raise PayloadTooLarge(f"the body is larger than {most_bytes} bytes")
+    return b"".join(chunks)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,173 @@
+"""All choices of one request: submitted, resubmitted where an endpoint closed, merged, given back.
+
+The only retry is that of a submit an endpoint never ran (reason CLOSED, or `Unavailable` from
+`submit`): it goes to the model's next endpoint, with its prompt encoded anew if that is another
+version. Everything else that fails ends the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from blink_server.backend import FinishReason
+from blink_server.errors import EngineFailure, Overloaded, Unavailable
+from blink_server.http.choice import Choice, Delta
+from blink_server.http.metrics import Metrics
+from blink_server.http.models import Lease, ModelDirectory
+from blink_server.http.prepare import AnyRequest, encode_prompts, generate_request
+
+
+class Generation:
+    """One request's choices. `close` must be called when the request has ended, however it did."""
+
+    def __init__(
+        self,
+        directory: ModelDirectory,
+        request: AnyRequest,
+        metrics: Metrics,
+        *,
+        request_id: str,
+        operation: str,
+        received_ns: int,
+        retry_seconds: float,
+    ) -> None:
+        self._directory = directory
+        self._request = request
+        self._metrics = metrics
+        self._request_id = request_id
+        self._operation = operation
+        self._received_ns = received_ns
+        self._retry_seconds = retry_seconds
+        self._encoded: dict[str, list[list[int]]] = {}
+        self._pumps: list[asyncio.Task[None]] = []
+        self.choices: list[Choice] = []
+
+    async def start(self) -> None:
+        """Encode the prompts and submit every choice.
+
+        Raises `UnknownModel`, `Unavailable`, `Overloaded`, `InvalidRequest`; what had been
+        submitted by then is given back by `close`.
+        """
+        request = self._request
+        first = self._directory.lease(request.model)
+        version = first.entry.version
+        try:
+            prompts = await self._encode(first)
+            for index in range(len(prompts) * request.n):
+                choice = Choice(
+                    index,
+                    request,
+                    self._metrics,
+                    operation=self._operation,
+                    received_ns=self._received_ns,
+                )
+                self.choices.append(choice)
+                await self._submit(choice, first.share())
+        except Overloaded:
+            self._metrics.rejected(version.model, version.version)
+            raise
+        finally:
+            first.release()
+
+    async def _encode(self, lease: Lease) -> list[list[int]]:
+        key = lease.entry.version.key
+        if key not in self._encoded:
+            self._encoded[key] = await encode_prompts(
+                self._request, lease.entry, lease.session.limits
+            )
+        return self._encoded[key]
+
+    async def _submit(self, choice: Choice, lease: Lease) -> None:
+        """Give `choice` a slot on the endpoint of `lease`, or on one that follows it."""
+        while True:
+            try:
+                await self._submit_once(choice, lease)
+                return
+            except Unavailable:
+                lease.release()
+                lease = await self._next(lease)
+            except BaseException:
+                lease.release()
+                raise
+
+    async def _submit_once(self, choice: Choice, lease: Lease) -> None:
+        prompt_ids = (await self._encode(lease))[choice.prompt_index]
+        record = generate_request(
+            self._request,
+            lease.entry,
+            lease.session.limits,
+            prompt_ids=prompt_ids,
+            number=choice.number,
+            request_id=f"{self._request_id}-{choice.index}",
+        )
+        choice.begin(lease, await lease.session.submit(record), len(prompt_ids))
+
+    async def _next(self, lease: Lease) -> Lease:
+        return await self._directory.lease_next(
+            self._request.model, after=lease.entry.key, timeout=self._retry_seconds
+        )
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """What becomes visible of any choice, until all have their finish reason.
+
+        Raises `EngineFailure` and `Unavailable`; the other choices are then of no use.
+        """
+        if len(self.choices) == 1:
+            async for delta in self._run(self.choices[0]):
+                yield delta
+            return
+        queue: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
+        self._pumps = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
+        running = len(self._pumps)
+        while running:
+            match await queue.get():
+                case None:
+                    running -= 1
+                case Delta() as delta:
+                    yield delta
+                case Exception() as error:
+                    raise error
+
+    async def _pump(self, choice: Choice, queue: asyncio.Queue[Delta | Exception | None]) -> None:
+        try:
+            async for delta in self._run(choice):
+                queue.put_nowait(delta)
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    async def _run(self, choice: Choice) -> AsyncIterator[Delta]:
+        try:
+            while not choice.ended:
+                async for event in choice.stream:
+                    if event.reason is FinishReason.CLOSED and not choice.generated:
+                        await self._submit(choice, await self._next(choice.lease))
+                        break
+                    delta = choice.take(event)
+                    if delta is not None:
+                        yield delta
+                    if choice.ended:
+                        break
+                else:
+                    raise EngineFailure("the backend ended the request without a reason")
+        except Exception:
+            choice.end("error")
+            raise
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts; a prompt with several choices counts once."""
+        return sum(choice.prompt_tokens for choice in self.choices if choice.number == 0)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far for all choices, those that ended a sequence included."""
+        return sum(choice.generated for choice in self.choices)
+
+    def close(self) -> None:
+        """Cancel and give back what has not ended; further calls do nothing."""
+        for pump in self._pumps:
+            pump.cancel()
+        for choice in self.choices:
+            choice.end("abort")

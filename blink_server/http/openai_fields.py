@@ -1,0 +1,174 @@
+"""The fields of OpenAI request bodies: what each may hold, and what is refused by name.
+
+Fields are those of OpenAI's API and the extensions common to vLLM and SGLang. A field that would
+change the answer and is not served yet is refused; a known field that changes nothing is ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blink_server.errors import InvalidRequest
+from blink_server.http import fields
+from blink_server.http.fields import Check, array, boolean, integer, number, only, refuse, string
+from blink_server.http.messages import messages
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 1024
+MAX_PROMPTS = 256
+COMPLETION_MAX_LOGPROBS = 5
+CHAT_MAX_LOGPROBS = 20
+
+Prompt = str | list[int]
+
+
+def _stop(value: Any, path: str) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or len(stops) > MAX_STOP_STRINGS:
+        raise refuse(path, value, f"a string or a list of at most {MAX_STOP_STRINGS} strings")
+    for place, stop in enumerate(stops):
+        if not isinstance(stop, str) or not stop:
+            where = path if isinstance(value, str) else f"{path}[{place}]"
+            raise refuse(where, stop, "a string that is not empty")
+    return tuple(stops)
+
+
+def _logit_bias(value: Any, path: str) -> dict[int, float]:
+    pairs = fields.mapping(value, path)
+    if len(pairs) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(f"{path} has more than {MAX_LOGIT_BIAS} entries", param=path)
+    bias = number(-100, 100)
+    for token in pairs:
+        if not (token.isascii() and token.isdigit() and len(token) < 19):
+            raise refuse(path, token, "an object from token ids to numbers")
+    return {int(token): bias(one, f"{path}.{token}") for token, one in pairs.items()}
+
+
+def _prompts(value: Any, path: str) -> tuple[Prompt, ...]:
+    if isinstance(value, str) or (isinstance(value, list) and _is_ids(value)):
+        value = [value]
+    expected = "a string, a list of strings, a list of token ids or a list of such lists"
+    if not isinstance(value, list) or not value:
+        raise refuse(path, value, f"{expected}, and not empty")
+    if len(value) > MAX_PROMPTS:
+        raise InvalidRequest(f"{path} has more than {MAX_PROMPTS} prompts", param=path)
+    prompts: list[Prompt] = []
+    for one in value:
+        if isinstance(one, list):
+            prompts.append(_token_ids(one, path))
+        elif isinstance(one, str) and one:
+            prompts.append(one)
+        else:
+            raise refuse(path, one, f"{expected}, and not empty")
+    return tuple(prompts)
+
+
+def _token_ids(value: list[Any], path: str) -> list[int]:
+    # Prompts are long: one pass without a path for each item.
+    if not value or not all(type(one) is int and 0 <= one < 2**31 for one in value):
+        raise refuse(path, value, "a list of token ids, and not empty")
+    return value
+
+
+def _is_ids(value: list[Any]) -> bool:
+    return bool(value) and isinstance(value[0], int) and not isinstance(value[0], bool)
+
+
+def _stream_options(value: Any, path: str) -> dict[str, Any]:
+    options = {
+        "include_usage": boolean,
+        "continuous_usage_stats": boolean,
+        "include_obfuscation": only(False),
+    }
+    return fields.parse(fields.mapping(value, path), options)
+
+
+SAMPLING: dict[str, Check] = {
+    "temperature": number(0, 2),
+    "top_p": number(0, 1, above_low=True),
+    "top_k": integer(-1, 2**31 - 1),
+    "min_p": number(0, 1),
+    "repetition_penalty": number(0, above_low=True),
+    "presence_penalty": number(-2, 2),
+    "frequency_penalty": number(-2, 2),
+    "seed": integer(-(2**63), 2**64 - 1),
+    "logit_bias": _logit_bias,
+}
+
+_COMMON: dict[str, Check] = {
+    **SAMPLING,
+    "model": string,
+    "max_tokens": integer(1),
+    "min_tokens": integer(0),
+    "stop": _stop,
+    "stop_token_ids": array(integer(0), most=MAX_STOP_TOKEN_IDS),
+    "ignore_eos": boolean,
+    "stream": boolean,
+    "stream_options": _stream_options,
+    "skip_special_tokens": boolean,
+    "include_stop_str_in_output": boolean,
+    "add_special_tokens": boolean,
+    "priority": integer(0, 2**31 - 1),
+    # Known fields that would change the answer: served at their neutral value only.
+    "response_format": only({"type": "text"}),
+    "best_of": only(1),
+    "use_beam_search": only(False),
+    "spaces_between_special_tokens": only(True),
+    "return_tokens_as_token_ids": only(False),
+    "return_token_ids": only(False),
+    "prompt_logprobs": only(),
+    "structured_outputs": only(),
+    "guided_json": only(),
+    "guided_regex": only(),
+    "guided_choice": only(),
+    "guided_grammar": only(),
+    "truncate_prompt_tokens": only(),
+}
+
+COMPLETION: dict[str, Check] = {
+    **_COMMON,
+    "prompt": _prompts,
+    "logprobs": integer(0, COMPLETION_MAX_LOGPROBS),
+    "echo": only(False),
+    "suffix": only(""),
+}
+
+CHAT: dict[str, Check] = {
+    **_COMMON,
+    "messages": messages,
+    "max_completion_tokens": integer(1),
+    "logprobs": boolean,
+    "top_logprobs": integer(0, CHAT_MAX_LOGPROBS),
+    "add_generation_prompt": boolean,
+    "chat_template_kwargs": fields.mapping,
+    "tools": only([]),
+    "tool_choice": only("none", "auto"),
+    "functions": only([]),
+    "function_call": only("none", "auto"),
+    "modalities": only(["text"]),
+    "audio": only(),
+    "prediction": only(),
+    "web_search_options": only(),
+    "reasoning_effort": only(),
+    "verbosity": only(),
+    "chat_template": only(),
+    "documents": only([]),
+    "continue_final_message": only(False),
+    "echo": only(False),
+}
+
+IGNORED = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+        "request_id",
+        "cache_salt",
+    }
+)
