@@ -56,10 +56,10 @@ def load_plugins(
 ) -> Plugins:
     """Load the built-in, the installed and the directories' plugins.
 
-    `directories` is searched as given; None means those of the environment variable
-    BLINK_PLUGIN_DIRS. `extra` holds further plugins (modules or objects with hook functions) by
-    name. Raises PluginError: an unsafe directory, a plugin that cannot be imported, an unknown
-    hook, two plugins or two offers of one name.
+    `directories` is searched as given; None means those of `plugin_directories()`. `extra` holds
+    further plugins (modules or objects with hook functions) by name. Raises PluginError: an unsafe
+    directory, a plugin that cannot be imported, an unknown hook, two plugins or two offers of one
+    name.
     """
     manager = PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
@@ -68,7 +68,7 @@ def load_plugins(
         door.register(module, "built in", partial(importlib.import_module, module))
     for entry in _entry_points():
         door.register(entry.name, f"entry point {entry.value}", entry.load)
-    for directory in _environment_directories() if directories is None else directories:
+    for directory in plugin_directories() if directories is None else directories:
         for name, file in find_plugin_files(directory).items():
             door.register(name, str(file), partial(import_plugin_file, name, file))
     for name, plugin in (extra or {}).items():
@@ -77,10 +77,14 @@ def load_plugins(
     return door.collect()
 
 
-def plugin_directories(given: Sequence[Path]) -> list[Path]:
-    """The plugin directories of a command: those given, else `plugins` where it exists."""
+def plugin_directories(given: Sequence[Path] = ()) -> list[Path]:
+    """Those given, else those of BLINK_PLUGIN_DIRS if it is set, else `plugins` where it exists."""
+    if given:
+        return list(given)
+    if (value := os.environ.get(DIRECTORIES_VARIABLE)) is not None:
+        return [Path(part) for part in value.split(os.pathsep) if part]
     default = Path(DEFAULT_DIRECTORY)
-    return list(given) or ([default] if default.is_dir() else [])
+    return [default] if default.is_dir() else []
 
 
 def _same(plugin: object) -> object:
@@ -91,11 +95,6 @@ def _entry_points() -> list[EntryPoint]:
     found = entry_points(group=ENTRY_POINT_GROUP)
     # A distribution seen twice on sys.path (say, a checkout and its installation) counts once.
     return sorted({(entry.name, entry.value): entry for entry in found}.values())
-
-
-def _environment_directories() -> list[Path]:
-    value = os.environ.get(DIRECTORIES_VARIABLE, "")
-    return [Path(part) for part in value.split(os.pathsep) if part]
 
 
 class _Door:

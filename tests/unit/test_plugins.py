@@ -135,14 +135,20 @@ def test_directories_come_from_the_environment(
     assert load_plugins([]).engines == {}
 
 
-def test_the_default_directory_is_taken_where_it_exists(
+def test_directories_are_those_given_else_the_environment_s_else_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert plugin_directories([]) == []
-    (tmp_path / "plugins").mkdir()
-    assert plugin_directories([]) == [Path("plugins")]
-    assert plugin_directories([Path("other")]) == [Path("other")]
+    monkeypatch.delenv(door.DIRECTORIES_VARIABLE, raising=False)
+    assert plugin_directories() == []
+    write_plugin(tmp_path / "plugins", "p", ENGINE)
+    assert plugin_directories() == [Path("plugins")]
+    assert set(load_plugins().engines) == {"mine"}
+    monkeypatch.setenv(door.DIRECTORIES_VARIABLE, "other")
+    assert plugin_directories() == [Path("other")]
+    assert plugin_directories([Path("given")]) == [Path("given")]
+    monkeypatch.setenv(door.DIRECTORIES_VARIABLE, "")
+    assert plugin_directories() == []
 
 
 def test_a_folder_with_an_init_is_a_plugin_with_modules_of_its_own(tmp_path: Path) -> None:
