@@ -56,9 +56,15 @@ class Catalog:
                 lambda: not any(key in held for held in self._held.values())
             )
 
+    async def followed(self) -> None:
+        """Wait until a worker follows."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: bool(self._held))
+
     async def serve_worker(self, peer: Peer, registration: RegisterWorker) -> None:
         """Keep one worker up to date until it goes. Before the first publish it waits."""
         self._held[peer] = set(registration.holds)
+        await self._notify()
         try:
             await first_done(self._send_updates(peer), self._receive(peer))
         finally:

@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_RETRY = 0.05  # seconds
 _LONGEST_RETRY = 1.0
+_LAST_WORDS_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class RunnerChannel:
         self._socket: socket.socket | None = None
         self._outcome: Ready | Failed | None = None
         self._commands: queue.SimpleQueue[RunnerCommand | None] = queue.SimpleQueue()
+        self._connected = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._keep_connected, name="control", daemon=True)
 
@@ -129,9 +131,14 @@ class RunnerChannel:
             self._send(self._outcome)
 
     def failed(self, reason: str) -> None:
-        """The version cannot be loaded. The runner should then exit with a status other than 0."""
+        """The version cannot be loaded. The runner should then exit with a status other than 0.
+
+        Waits a few seconds where the channel is not connected yet.
+        """
         with self._lock:
             self._outcome = Failed(reason)
+        self._connected.wait(_LAST_WORDS_SECONDS)
+        with self._lock:
             self._send(self._outcome)
 
     def commands(self) -> Iterator[RunnerCommand]:
@@ -171,6 +178,7 @@ class RunnerChannel:
             finally:
                 with self._lock:
                     self._socket = None
+                    self._connected.clear()
             _detach_from_dead_reader()
             self._closed.wait(retry)
             retry = min(2 * retry, _LONGEST_RETRY)
@@ -181,6 +189,7 @@ class RunnerChannel:
             if self._outcome is not None:
                 connection.sendall(encode(self._outcome))
             self._socket = connection
+            self._connected.set()
 
     def _read_commands(self, connection: socket.socket) -> None:
         with connection.makefile("rb") as lines:

@@ -202,12 +202,18 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
+    def kill(self) -> None:
+        """SIGKILL to it and to what it has started, which share its process group."""
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
     async def terminate(self, grace_seconds: float) -> Exit:
         """SIGTERM, and SIGKILL when it has not ended within `grace_seconds`; returns its exit."""
         self.signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             return await asyncio.wait_for(self.wait(), grace_seconds)
-        self.signal(signal.SIGKILL)
+        self.kill()
         return await self.wait()
 
 

@@ -193,7 +193,7 @@ def read_record(path: Path) -> tuple[ProcessId, dict[str, Any]] | None:
     try:
         record = json.loads(path.read_text())
         process = ProcessId(record.pop("pid"), record.pop("start_ticks"))
-    except (OSError, ValueError, KeyError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return (process, record) if process.alive else None
 

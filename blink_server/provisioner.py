@@ -1,0 +1,141 @@
+"""The provisioner: starts, watches and ends everything else, and never touches a request.
+
+It imports no engine and maps no weights. When it dies, workers and runners serve on, and the next
+`serve` with the same runtime directory takes them over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blink_server.catalog import Catalog
+from blink_server.control_server import ControlServer, first_done
+from blink_server.front import Front, FrontOptions
+from blink_server.plugins import Plugins
+from blink_server.repository.manager import Manager
+from blink_server.repository.supervisor import Limits
+from blink_server.repository.wanted import WantedSet, read_wanted
+from blink_server.runtime_dir import RuntimeDirectory, living_processes, open_runtime_directory
+
+log = logging.getLogger(__name__)
+
+_RUNNER_DRAIN_SECONDS = 5.0  # the workers are gone by then: only slots are left to be taken back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Everything that `serve` was asked for."""
+
+    repositories: Sequence[Path]
+    front: FrontOptions
+    runtime_directory: Path | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+class Provisioner:
+    """One server, from start to end."""
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        plugins: Plugins,
+        *,
+        announce: Callable[[Provisioner], None] = lambda _: None,
+    ) -> None:
+        """`announce` is called once, when every version is READY or UNAVAILABLE."""
+        self._options = options
+        self._plugins = plugins
+        self._announce = announce
+        self._stopping = asyncio.Event()
+        self._runtime: RuntimeDirectory
+        self.wanted: WantedSet
+        self.front: Front
+        self.manager: Manager
+        self._catalog = Catalog()
+        self._started: list[Front | Manager] = []
+
+    async def run(self) -> None:
+        """Serve until SIGTERM, SIGINT or SIGHUP; a second one ends everything at once.
+
+        Raises BlinkError when the server cannot start or cannot go on. Nothing that it has started
+        outlives the call.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._signalled, number)
+        self.wanted = await asyncio.to_thread(
+            read_wanted, self._options.repositories, self._plugins
+        )
+        self._runtime = open_runtime_directory(self._options.runtime_directory)
+        try:
+            self.front = Front(self._options.front, self._runtime)
+            self.front.claim()
+            self._started.append(self.front)
+            try:
+                await self._serve()
+            finally:
+                self.front.close()
+        finally:
+            self._leave_runtime_directory()
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if not self._stopping.is_set():
+            log.info("%s: draining", number.name)
+            self._stopping.set()
+        else:
+            log.warning("%s again: ending everything at once", number.name)
+            self._kill()
+
+    def _kill(self) -> None:
+        for part in self._started:
+            part.kill()
+
+    async def _serve(self) -> None:
+        self.manager = Manager(
+            self._plugins.backends, self._catalog, self._runtime, limits=self._options.limits
+        )
+        self._started.append(self.manager)
+        control = ControlServer(
+            self._runtime.control_socket,
+            on_runner=self.manager.runner_connected,
+            on_worker=self._catalog.serve_worker,
+        )
+        try:
+            await self.manager.inherit()
+            await self.manager.apply(self.wanted.valid, self.wanted.invalid)
+            await control.start()
+            announcement = asyncio.create_task(self._announce_when_settled())
+            await first_done(self._until_stopped(), self.front.run())
+            announcement.cancel()
+        except BaseException:
+            self._kill()
+            raise
+        finally:
+            await self._shut_down(control)
+
+    async def _until_stopped(self) -> None:
+        await self._stopping.wait()
+
+    async def _shut_down(self, control: ControlServer) -> None:
+        """Workers first, who serve their open streams to the end; then the runners."""
+        self._stopping.set()
+        await self.manager.drain()
+        await self.front.stop()
+        await self.manager.close(_RUNNER_DRAIN_SECONDS)
+        await control.close()
+
+    async def _announce_when_settled(self) -> None:
+        await self.manager.settled()
+        await self._catalog.followed()
+        self._announce(self)
+
+    def _leave_runtime_directory(self) -> None:
+        if any(True for _ in living_processes(self._runtime.path)):
+            self._runtime.release()  # a predecessor's, which could not be taken over
+        else:
+            self._runtime.close()

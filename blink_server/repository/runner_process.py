@@ -1,0 +1,175 @@
+"""One start of one version's runner: its process, its control connection, what it has said."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from blink_server.backend import ModelVersion
+from blink_server.control import RunnerEnvironment
+from blink_server.control_server import Peer
+from blink_server.messages import (
+    FROM_RUNNER,
+    Drain,
+    EndpointKey,
+    Failed,
+    Progress,
+    ProtocolError,
+    Ready,
+    RunnerCommand,
+    Stop,
+)
+from blink_server.process import Exit, Process
+from blink_server.runtime_dir import RuntimeDirectory, read_record, write_record
+
+log = logging.getLogger(__name__)
+
+RECORD = "runner.json"
+
+
+class LoadError(Exception):
+    """The runner cannot serve; the message is the reason."""
+
+
+class LoadTimeoutError(LoadError):
+    """The runner lives but is not ready in time."""
+
+
+class RunnerProcess:
+    """All calls on the provisioner's event loop."""
+
+    def __init__(self, key: EndpointKey, process: Process, directory: Path) -> None:
+        self.key = key
+        self.process = process
+        self._directory = directory
+        self._peer: Peer | None = None
+        self._progress = ""
+        self.registered = asyncio.Event()
+        self._disconnected = asyncio.Event()
+        self._disconnected.set()
+        self._outcome: asyncio.Future[Ready | Failed] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def start(
+        cls, version: ModelVersion, epoch: int, argv: Sequence[str], runtime: RuntimeDirectory
+    ) -> RunnerProcess:
+        """Start the runner in a directory of its own. Raises BlinkError; leaves nothing then."""
+        directory = runtime.new_runner_directory()
+        environment = RunnerEnvironment(
+            control_socket=runtime.control_socket,
+            model=version.model,
+            version=version.version,
+            epoch=epoch,
+            runtime_directory=directory,
+            version_directory=version.directory,
+        )
+        try:
+            process = await Process.start(
+                argv,
+                env={**os.environ, **environment.variables()},
+                on_line=lambda line: print(f"[{version.key}] {line}", file=sys.stderr, flush=True),
+            )
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        key = EndpointKey(version.model, version.version, epoch)
+        write_record(
+            directory / RECORD,
+            process.identity,
+            model=key.model,
+            version=key.version,
+            epoch=key.epoch,
+        )
+        return cls(key, process, directory)
+
+    @classmethod
+    def take_over(cls, directory: Path) -> RunnerProcess | None:
+        """The runner that a dead provisioner has left there; None, and cleaned up, if it ended."""
+        found = read_record(directory / RECORD)
+        if found is not None:
+            identity, facts = found
+            with contextlib.suppress(ProcessLookupError, TypeError):
+                return cls(EndpointKey(**facts), Process.take_over(identity), directory)
+        shutil.rmtree(directory, ignore_errors=True)
+        return None
+
+    async def serve(self, peer: Peer) -> None:
+        """Read what the runner says on one connection until it closes. Raises ProtocolError."""
+        self._peer = peer
+        self._disconnected.clear()
+        self.registered.set()
+        try:
+            async for message in peer.messages(FROM_RUNNER):
+                if isinstance(message, Progress):
+                    self._progress = f"{message.stage} {message.fraction:.0%}"
+                elif isinstance(message, Ready | Failed):
+                    if not self._outcome.done():
+                        self._outcome.set_result(message)
+                else:
+                    raise ProtocolError("registered twice")
+        finally:
+            if self._peer is peer:
+                self._peer = None
+                self._disconnected.set()
+
+    async def loaded(self, timeout_seconds: float) -> Ready:
+        """Wait until it is ready. Raises LoadError: it said so, it ended; LoadTimeoutError."""
+        ended = asyncio.ensure_future(self.process.wait())
+        try:
+            await asyncio.wait(
+                (self._outcome, ended),
+                timeout=timeout_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            ended.cancel()
+        if not self.process.running:
+            ended_as = await self.process.wait()
+            with contextlib.suppress(TimeoutError):  # its last words may still be on their way
+                await asyncio.wait_for(self._disconnected.wait(), 1.0)
+        if self._outcome.done():
+            outcome = self._outcome.result()
+            if isinstance(outcome, Ready):
+                return outcome
+            raise LoadError(outcome.reason)
+        if not self.process.running:
+            raise LoadError(f"runner exited while loading: {ended_as}")
+        reached = f", reached {self._progress}" if self._progress else ""
+        raise LoadTimeoutError(f"not loaded after {timeout_seconds:g} s{reached}")
+
+    async def drain(self, deadline_seconds: float, grace_seconds: float) -> Exit:
+        """Let requests in flight finish, then have it exit; kill it after deadline plus grace."""
+        await self._command(Drain(deadline_seconds))
+        return await self._end(deadline_seconds + grace_seconds, grace_seconds)
+
+    async def stop(self, grace_seconds: float) -> Exit:
+        """End it now; what is in flight ends with an error."""
+        await self._command(Stop())
+        return await self._end(grace_seconds, grace_seconds)
+
+    async def _end(self, wait_seconds: float, grace_seconds: float) -> Exit:
+        try:
+            if self._peer is not None:
+                with contextlib.suppress(TimeoutError):
+                    return await asyncio.wait_for(self.process.wait(), wait_seconds)
+            return await self.process.terminate(grace_seconds)
+        finally:
+            self.clean_up()
+
+    async def _command(self, command: RunnerCommand) -> None:
+        if self._peer is not None:
+            try:
+                await self._peer.send(command)
+            except ConnectionError:
+                log.debug("runner %s: gone before %s", self.key, command.TYPE)
+
+    def clean_up(self) -> None:
+        """Remove the directory of a runner that has ended."""
+        if not self.process.running:
+            shutil.rmtree(self._directory, ignore_errors=True)

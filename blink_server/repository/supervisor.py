@@ -1,0 +1,228 @@
+"""One version's life: load its runner, watch it, start it again when it dies, let it go.
+
+Drives the version's `Harness` and owns its `RunnerProcess`. Every change is published before this
+goes on, so that workers never learn of a READY version late or of a dead one never.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from blink_server.backend import Backend, Endpoint
+from blink_server.errors import BlinkError
+from blink_server.messages import CatalogEntry, Ready
+from blink_server.repository.admission import Admission
+from blink_server.repository.harness import Harness, State
+from blink_server.repository.runner_process import LoadError, LoadTimeoutError, RunnerProcess
+from blink_server.repository.wanted import WantedVersion
+from blink_server.runtime_dir import RuntimeDirectory
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_TAKE_OVER_SECONDS = 10.0  # a living runner registers again within a second or two
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Times in seconds: how long a load may take, the restart back-off, how long an end may take.
+
+    A runner that has served for `healthy` starts the back-off afresh.
+    """
+
+    load: float = 600.0
+    first_retry: float = 1.0
+    longest_retry: float = 60.0
+    healthy: float = 60.0
+    kill_grace: float = 5.0
+
+
+class Supervisor:
+    """Supervises one version in one task, `run`, which ends after `leave` or `kill`."""
+
+    def __init__(
+        self,
+        wanted: WantedVersion,
+        harness: Harness,
+        *,
+        backend: Backend,
+        threads: int,
+        runtime: RuntimeDirectory,
+        admission: Admission,
+        limits: Limits,
+        publish: Callable[[], Awaitable[None]],
+        released: Callable[[RunnerProcess], Awaitable[None]],
+        inherited: RunnerProcess | None = None,
+    ) -> None:
+        """`released` waits until no worker holds that runner's endpoint.
+
+        `inherited` is a runner that a dead predecessor has left; its epoch is the harness' next.
+        """
+        self.wanted = wanted
+        self.harness = harness
+        self._backend = backend
+        self._threads = threads
+        self._runtime = runtime
+        self._admission = admission
+        self._limits = limits
+        self._publish = publish
+        self._released = released
+        self._endpoint: Endpoint | None = None
+        self._leaving = asyncio.Event()
+        self._drain_seconds = 0.0
+        self.runner: RunnerProcess | None = inherited
+        self.returning = inherited is not None  # it has still to register with this server
+        self.settled = asyncio.Event()  # READY or UNAVAILABLE once
+        self.load_seconds = 0.0  # of the last load that got READY
+
+    def entry(self) -> CatalogEntry:
+        """The version as workers see it: an endpoint only while new requests may use it."""
+        version = self.wanted.version
+        ready = self.harness.state is State.READY
+        return CatalogEntry(
+            model=version.model,
+            version=version.version,
+            epoch=self.harness.epoch,
+            state=str(self.harness.state),
+            reason=self.harness.reason,
+            directory=str(version.directory),
+            config=version.config,
+            aliases=self.wanted.aliases,
+            backend=self._backend.name,
+            endpoint=self._endpoint if ready else None,
+        )
+
+    def leave(self, drain_seconds: float) -> None:
+        """Have the version drained and its runner ended; `run` returns when that is done."""
+        self._drain_seconds = drain_seconds
+        self._leaving.set()
+
+    def kill(self) -> None:
+        """End the runner without asking it."""
+        self.leave(0.0)
+        if self.runner is not None:
+            self.runner.process.kill()
+
+    async def run(self) -> None:
+        """Keep the version in service until told to leave."""
+        retry = self._limits.first_retry
+        while not self._leaving.is_set():
+            served = await self._load_and_serve()
+            if served >= self._limits.healthy:
+                retry = self._limits.first_retry
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), retry)
+            retry = min(2 * retry, self._limits.longest_retry)
+
+    async def _load_and_serve(self) -> float:
+        """One load until the runner's end; returns the seconds it was READY."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        self.harness.load()
+        await self._publish()
+        try:
+            ready = await self._load()
+        except Exception as error:
+            if not isinstance(error, BlinkError | LoadError):
+                log.exception("%s: backend %s failed", self.wanted.key, self._backend.name)
+            await self._end_failed_load()
+            await self._unavailable(str(error) or type(error).__name__)
+            return 0.0
+        if ready is None:
+            await self._unload()
+            return 0.0
+        self._admission.settle(self.wanted.key)
+        self._endpoint = ready.endpoint
+        self.load_seconds = loop.time() - started
+        self.harness.ready()
+        await self._settle()
+        await self._serve()
+        return loop.time() - started - self.load_seconds
+
+    async def _load(self) -> Ready | None:
+        """The loaded runner's word; None when the version has to go before it is loaded."""
+        if not self.returning:
+            await self._start_runner()
+        assert self.runner is not None
+        return await self._unless_leaving(self._loaded(self.runner))
+
+    async def _start_runner(self) -> None:
+        version = self.wanted.version
+        if refusal := self._admission.admit(self.wanted.key, self._backend.estimate(version)):
+            raise LoadError(refusal)
+        argv = self._backend.runner_command(version, threads=self._threads)
+        self.runner = await RunnerProcess.start(version, self.harness.epoch, argv, self._runtime)
+
+    async def _loaded(self, runner: RunnerProcess) -> Ready:
+        if self.returning:
+            try:
+                return await runner.loaded(_TAKE_OVER_SECONDS)
+            except LoadTimeoutError:
+                if not runner.registered.is_set():
+                    raise LoadError("the server before left a runner that is silent") from None
+            finally:
+                self.returning = False
+            await self._publish()
+        return await runner.loaded(self._limits.load)
+
+    async def _unless_leaving(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `work`, or None, with `work` cancelled, once the version has to go."""
+        task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(self._leaving.wait())
+        try:
+            await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return None
+
+    async def _serve(self) -> None:
+        """READY until the runner ends or the version has to go."""
+        assert self.runner is not None
+        ended = await self._unless_leaving(self.runner.process.wait())
+        if ended is None:
+            await self._unload()
+            return
+        self.runner.clean_up()
+        self.runner, self._endpoint = None, None
+        await self._unavailable(f"runner exited: {ended}")
+
+    async def _unload(self) -> None:
+        """LOADING or READY -> gone; the requests in flight of a READY version finish first."""
+        self.returning = False
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._drain_seconds
+        if self.harness.state is State.READY:
+            self.harness.drain()
+            await self._publish()
+            if self.runner is not None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._released(self.runner), self._drain_seconds)
+        self.harness.unload()
+        await self._publish()
+        if self.runner is not None:
+            await self.runner.drain(max(deadline - loop.time(), 0.0), self._limits.kill_grace)
+        self.runner, self._endpoint = None, None
+        await self._unavailable("unloaded")
+
+    async def _end_failed_load(self) -> None:
+        if self.runner is not None:
+            await self.runner.stop(self._limits.kill_grace)
+            self.runner = None
+
+    async def _unavailable(self, reason: str) -> None:
+        self._admission.settle(self.wanted.key)
+        self.harness.unavailable(reason)
+        await self._settle()
+
+    async def _settle(self) -> None:
+        self.settled.set()
+        await self._publish()

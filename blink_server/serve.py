@@ -1,0 +1,167 @@
+"""`blink-server serve`: checks what it was asked for, then runs the provisioner."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import click
+
+from blink_server.api_keys import read_api_keys
+from blink_server.errors import BlinkError
+from blink_server.front import FrontOptions
+from blink_server.gunicorn_settings import LOG_LEVEL_VARIABLE
+from blink_server.listener import is_loopback, url_of
+from blink_server.logs import LEVELS, configure_logging
+from blink_server.plugins import DIRECTORIES_VARIABLE, load_plugins
+from blink_server.provisioner import Provisioner, ServeOptions
+from blink_server.repository.harness import State
+from blink_server.repository.supervisor import Limits, Supervisor
+
+
+@click.command("serve")
+@click.option(
+    "--model-repository",
+    "repositories",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    default=(Path("model_repository"),),
+    show_default="model_repository",
+    help="Folder of models; may be given several times.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="HTTP worker processes.",
+)
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path),
+    help="File with the API keys that requests may use, one a line.",
+)
+@click.option("--insecure", is_flag=True, help="Let other machines in without an API key.")
+@click.option(
+    "--exit-timeout-secs",
+    type=click.IntRange(0, 86400),
+    default=30,
+    show_default=True,
+    help="How long open requests may go on after SIGTERM.",
+)
+@click.option(
+    "--load-timeout-secs",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="How long the load of one version may take.",
+)
+@click.option(
+    "--runtime-dir",
+    type=click.Path(path_type=Path),
+    help="Private folder for sockets; give the same one to take over after a crash.",
+)
+@click.option(
+    "--plugin-dir",
+    "plugin_directories",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Folder of plugins; may be given several times.",
+)
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
+def serve_command(
+    repositories: tuple[Path, ...],
+    host: str,
+    port: int,
+    workers: int,
+    api_key_file: Path | None,
+    insecure: bool,
+    exit_timeout_secs: int,
+    load_timeout_secs: float,
+    runtime_dir: Path | None,
+    plugin_directories: tuple[Path, ...],
+    log_level: str,
+) -> None:
+    """Serve every valid version of a model repository over HTTP."""
+    _check_access(host, api_key_file, insecure=insecure)
+    configure_logging(log_level)
+    os.environ[LOG_LEVEL_VARIABLE] = log_level
+    if plugin_directories:
+        absolute = [str(directory.absolute()) for directory in plugin_directories]
+        os.environ[DIRECTORIES_VARIABLE] = os.pathsep.join(absolute)
+    options = ServeOptions(
+        repositories=repositories,
+        front=FrontOptions(
+            host=host,
+            port=port,
+            workers=workers,
+            exit_timeout_seconds=exit_timeout_secs,
+            api_key_file=str(api_key_file.absolute()) if api_key_file is not None else None,
+        ),
+        runtime_directory=runtime_dir,
+        limits=Limits(load=load_timeout_secs),
+    )
+    asyncio.run(_run(options))
+
+
+async def _run(options: ServeOptions) -> None:
+    await Provisioner(options, load_plugins(), announce=_print_summary).run()
+
+
+def _check_access(host: str, api_key_file: Path | None, *, insecure: bool) -> None:
+    """Raises BlinkError: an unprotected host, or a key file that cannot be used."""
+    if api_key_file is not None:
+        read_api_keys(api_key_file)
+    elif not insecure and not is_loopback(host):
+        raise BlinkError(
+            f"--host {host} lets other machines in: give --api-key-file FILE, or --insecure to "
+            "do without keys"
+        )
+
+
+def _print_summary(provisioner: Provisioner) -> None:
+    url = url_of(*provisioner.front.address)
+    click.echo(f"Blink server on {url}")
+    supervisors = provisioner.manager.supervisors
+    names = [str(s.wanted.key) for s in supervisors]
+    names += [str(i.key) for i in provisioner.wanted.invalid]
+    width = max(map(len, names), default=0)
+    for supervisor in supervisors:
+        click.echo(f"  {supervisor.wanted.key!s:{width}}  {_state(supervisor)}")
+    for invalid in provisioner.wanted.invalid:
+        reason = invalid.reason.replace("\n", "; ")
+        click.echo(f"  {invalid.key!s:{width}}  {State.UNAVAILABLE}: {reason}")
+    for problem in provisioner.wanted.problems:
+        click.echo(f"  {problem}")
+    if not names:
+        click.echo("  no model in the repository: blink-server import --help")
+    ready = [s for s in supervisors if s.harness.state is State.READY]
+    if ready:
+        click.echo(f"Try:\n  {_curl(url, ready[0], with_key=provisioner.front.needs_key)}")
+
+
+def _state(supervisor: Supervisor) -> str:
+    harness = supervisor.harness
+    if harness.state is State.READY:
+        return f"{harness.state} in {supervisor.load_seconds:.1f} s"
+    return f"{harness.state}: {harness.reason}" if harness.reason else str(harness.state)
+
+
+def _curl(url: str, supervisor: Supervisor, *, with_key: bool) -> str:
+    """A command line that asks the model something and shows the answer as it arrives."""
+    version = supervisor.wanted.version
+    body: dict[str, object] = {"model": version.model, "stream": True}
+    if version.config.get("chat_template"):
+        path = "chat/completions"
+        body["messages"] = [{"role": "user", "content": "Why is the sky blue?"}]
+    else:
+        path = "completions"
+        body["prompt"] = "The sky is blue because"
+    key = ' -H "Authorization: Bearer $BLINK_API_KEY"' if with_key else ""
+    return (
+        f"curl -N {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    )

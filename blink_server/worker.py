@@ -1,0 +1,65 @@
+"""What gunicorn runs in each worker: the HTTP application, kept true to the catalog."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from blink_server.api_keys import read_api_keys
+from blink_server.catalog_follower import CatalogFollower
+from blink_server.gunicorn_settings import (
+    API_KEY_FILE_VARIABLE,
+    CONTROL_SOCKET_VARIABLE,
+    LOG_LEVEL_VARIABLE,
+)
+from blink_server.http.app import App, create_app
+from blink_server.http.models import ModelDirectory
+from blink_server.http.settings import ServerSettings, key_digest
+from blink_server.logs import configure_logging
+from blink_server.plugins import load_plugins
+
+
+class FollowCatalog:
+    """Falcon middleware: follows the catalog from the worker's start to its end."""
+
+    def __init__(self, follower: CatalogFollower) -> None:
+        self._follower = follower
+        self._task: asyncio.Task[None] | None = None
+
+    async def process_startup(self, scope: Mapping[str, Any], event: Mapping[str, Any]) -> None:
+        """Begin to follow; the worker serves at once, and models as they come."""
+        self._task = asyncio.create_task(self._follower.run())
+
+    async def process_shutdown(self, scope: Mapping[str, Any], event: Mapping[str, Any]) -> None:
+        """After the last request: give back what the sessions hold."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self._follower.close()
+
+
+def application() -> App:
+    """The application of this worker, configured by the environment that `serve` has set."""
+    configure_logging(os.environ.get(LOG_LEVEL_VARIABLE, "info"))
+    plugins = load_plugins()
+    directory = ModelDirectory()
+    app = create_app(directory, _settings())
+    follower = CatalogFollower(
+        Path(os.environ[CONTROL_SOCKET_VARIABLE]), directory, plugins.backends, plugins.tokenizers
+    )
+    app.add_middleware(FollowCatalog(follower))
+    return app
+
+
+def _settings() -> ServerSettings:
+    path = os.environ.get(API_KEY_FILE_VARIABLE)
+    if path is None:
+        return ServerSettings()
+    return ServerSettings(
+        api_key_digests=frozenset(key_digest(key) for key in read_api_keys(Path(path)))
+    )
