@@ -221,7 +221,9 @@ NB_MODULE(_native, m) {
     m.attr("IGNORE_EOS") = static_cast<uint32_t>(kIgnoreEos);
     m.attr("SUPPRESS_END") = static_cast<uint32_t>(kSamplingSuppressEnd);
     m.attr("KEEP_EOS") = static_cast<uint32_t>(kSamplingKeepEos);
-    m.def("layout_table", &layout_table, "{struct: (bytes, [(field, C type, offset, writer)])} of ring_layout.h.");
+    m.def("layout_table", &layout_table,
+          nb::sig("def layout_table() -> dict[str, tuple[int, list[tuple[str, str, int, str]]]]"),
+          "{struct: (bytes, [(field, C type, offset, writer)])} of ring_layout.h.");
     m.def("ticket_after", &ticket_after, "ticket"_a);
     m.def("logprob_words", &logprob_words, "logprobs"_a, "4-byte words of one token's log-probability entry.");
     m.def("uniform_at", &uniform_at, "seed"_a, "position"_a, "The random number of a token, in [0, 1).");
@@ -244,7 +246,8 @@ NB_MODULE(_native, m) {
         .def("read_statuses", &Ring::read_statuses, "first"_a, "out"_a);
 
     nb::class_<HostEngine>(m, "HostEngine")
-        .def("arrays", [](nb::handle self, uint32_t phase) { return phase_arrays(self, phase); }, "phase"_a);
+        .def("arrays", [](nb::handle self, uint32_t phase) { return phase_arrays(self, phase); }, "phase"_a,
+             nb::sig("def arrays(self, phase: int) -> dict[str, NDArray[numpy.int32]]"));
     m.def("make_engine", &make_engine, nb::kw_only(), "graphs"_a, "decode_lookup"_a, "prefill_lookup"_a, "eos_token_ids"_a,
           "max_rows"_a, "max_sequences"_a, "max_prefill_tokens"_a, "token_granularity"_a, "context_length"_a,
           "vocabulary_size"_a, "block_size"_a, "block_count"_a, "max_blocks"_a, "rows_movable"_a, nb::rv_policy::take_ownership);

@@ -1,0 +1,144 @@
+"""The contract of an engine: what turns token ids into the next token inside `blink_persistent`.
+
+An engine is provisioned once, before traffic. Afterwards the scheduler fills the step buffers,
+launches one graph at a time and reads the outputs; it knows nothing else about a model. Engines
+that run on the host execute a launched graph in `Provisioned.step`, on the runner's engine thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from blink_persistent import _native
+from blink_persistent.graph_grid import GraphGrid, decode_lookup, prefill_lookup
+from blink_server.backend import BuildResult, ModelVersion
+from blink_server.errors import Problem
+
+TOKEN_GRANULARITY = 16
+"""Tokens that one column of the prefill lookup table stands for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineShape:
+    """The numbers of a provisioned engine; `EngineTables` in provisioned.h says what each means.
+
+    Without `rows_movable` a row is its own KV memory: block_size is the context length.
+    """
+
+    grid: GraphGrid
+    context_length: int
+    vocabulary_size: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    block_count: int
+    rows_movable: bool
+
+    def host_engine(self) -> _native.HostEngine:
+        """Step buffers in host memory and the lookup tables. Raises ValueError."""
+        grid = self.grid
+        return _native.make_engine(
+            graphs=[(key.phase, key.sequences, key.tokens) for key in grid.keys],
+            decode_lookup=decode_lookup(grid).tolist(),
+            prefill_lookup=prefill_lookup(grid, TOKEN_GRANULARITY).ravel().tolist(),
+            eos_token_ids=list(self.eos_token_ids),
+            max_rows=grid.max_rows,
+            max_sequences=grid.max_sequences,
+            max_prefill_tokens=grid.max_prefill_tokens,
+            token_granularity=TOKEN_GRANULARITY,
+            context_length=self.context_length,
+            vocabulary_size=self.vocabulary_size,
+            block_size=self.block_size,
+            block_count=self.block_count,
+            max_blocks=-(-self.context_length // self.block_size),
+            rows_movable=self.rows_movable,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launched graph: its number and key."""
+
+    graph: int
+    phase: int
+    sequences: int
+    tokens: int
+
+
+class HostSampling(Protocol):
+    """A sampler bound to an engine's step buffers; called on the engine thread."""
+
+    def sample(self, phase: int, count: int, logits: Any) -> None:
+        """Choose tokens for the active ones of the first `count` rows of a phase.
+
+        logits: float32 [>= count, vocabulary_size], C-contiguous. Writes output_tokens (-1 where
+        logits are not finite) and, where asked for, the log-probabilities.
+        """
+        ...
+
+
+class Sampler(Protocol):
+    """What the hook `blink_samplers` gives, by name."""
+
+    def host(self, engine: _native.HostEngine) -> HostSampling:
+        """The sampler on a host, for one provisioned engine."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisionLimits:
+    """What a runner grants an engine: CPU threads, and the sampler that its steps end with."""
+
+    threads: int
+    sampler: Sampler
+
+
+class Provisioned(Protocol):
+    """An engine with everything built: it only steps from here on."""
+
+    shape: EngineShape
+    host: _native.HostEngine
+
+    def step(self, launch: Launch) -> None:
+        """Run one launched graph to its end. Engine thread only; raises EngineFailure."""
+        ...
+
+    def close(self) -> None:
+        """Give all memory back; no step may follow."""
+        ...
+
+
+class Engine(Protocol):
+    """What the hook `blink_engines` gives, by name. Importing it must be cheap."""
+
+    def check(self, version: ModelVersion) -> Sequence[Problem]:
+        """Problems of the version's files and options beyond the schema."""
+        ...
+
+    def estimate(self, version: ModelVersion) -> int:
+        """Bytes of memory the provisioned version will need, from files and limits alone."""
+        ...
+
+    def build(
+        self,
+        checkpoint: Any,
+        directory: Path,
+        *,
+        limits: Mapping[str, Any],
+        progress: Callable[[str, float], None],
+    ) -> BuildResult:
+        """Write engine files for a checkpoint, as `Backend.build` says."""
+        ...
+
+    def provision(
+        self,
+        version: ModelVersion,
+        grid: GraphGrid,
+        limits: ProvisionLimits,
+        *,
+        progress: Callable[[str, float], None],
+    ) -> Provisioned:
+        """Load the version. Raises InvalidModel or EngineFailure."""
+        ...

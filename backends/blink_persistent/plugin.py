@@ -1,0 +1,63 @@
+"""What this package offers through the plugin door; heavy imports wait until something is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from blink_server.backend import Backend, Endpoint, ModelVersion, Session
+from blink_server.hookspecs import Connect, Factory, hookimpl
+
+
+def _onnx_cpu() -> Any:
+    from blink_persistent.engines.onnx_cpu.engine import OnnxCpuEngine
+
+    return OnnxCpuEngine()
+
+
+def _scripted() -> Any:
+    from blink_persistent.engines.scripted import ScriptedEngine
+
+    return ScriptedEngine()
+
+
+def _default_sampler() -> Any:
+    from blink_persistent.samplers.default import DefaultSampler
+
+    return DefaultSampler()
+
+
+async def _shm(version: ModelVersion, endpoint: Endpoint) -> Session:
+    from blink_persistent.frontend.shm import connect
+
+    return await connect(version, endpoint)
+
+
+@hookimpl
+def blink_engines() -> Mapping[str, Factory]:
+    """`onnx_cpu`, `scripted`."""
+    return {"onnx_cpu": _onnx_cpu, "scripted": _scripted}
+
+
+@hookimpl
+def blink_samplers() -> Mapping[str, Factory]:
+    """`default`."""
+    return {"default": _default_sampler}
+
+
+@hookimpl
+def blink_transports() -> Mapping[str, Connect]:
+    """`shm`: a ring in this machine's memory."""
+    return {"shm": _shm}
+
+
+@hookimpl
+def blink_backends(
+    engines: Mapping[str, Factory],
+    samplers: Mapping[str, Factory],
+    transports: Mapping[str, Connect],
+) -> Sequence[Backend]:
+    """`blink_persistent`."""
+    from blink_persistent.backend import PersistentBackend
+
+    return [PersistentBackend(engines, samplers, transports)]

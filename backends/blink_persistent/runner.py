@@ -1,0 +1,210 @@
+"""The runner: the process that owns one version's engine, ring and scheduler.
+
+    provision the engine -> create the ring -> start the scheduler -> lease ranges -> READY
+
+Its threads: the scheduler's (native, never holds the interpreter lock), the engine's (runs what
+the scheduler launches), the lease keeper's, and the control channel's. The main thread waits for
+commands. Started by the provisioner: `python -m blink_persistent.runner --threads N`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from blink_persistent import _native
+from blink_persistent.backend import PersistentBackend
+from blink_persistent.engines import Launch, Provisioned, ProvisionLimits
+from blink_persistent.graph_grid import GraphGrid
+from blink_persistent.leases import LeaseKeeper
+from blink_persistent.ring import Ring, SlotState, create_ring_memory
+from blink_server.backend import Endpoint, ModelVersion
+from blink_server.config import load_graph_grid, load_model_config, load_model_settings
+from blink_server.control import RunnerChannel
+from blink_server.errors import BlinkError, EngineFailure
+from blink_server.messages import Drain
+from blink_server.plugins import load_plugins
+
+log = logging.getLogger(__name__)
+
+_ENGINE_ERROR = 1
+_LAUNCH_WAIT_MS = 1000
+_DRAIN_CHECK_SECONDS = 0.02
+_FULL_LENGTH_REQUESTS = 64  # of a range: what its arenas hold at full context length
+_AUX_WORDS = 64 * 1024  # stop ids and biases of a range
+
+
+class Runner:
+    """One version in service."""
+
+    def __init__(self, version: ModelVersion, provisioned: Provisioned, epoch: int) -> None:
+        self._provisioned = provisioned
+        limits = version.config["limits"]
+        shape = provisioned.shape
+        ranges = limits["slots"] // _native.RANGE_GRANULE
+        arena = _FULL_LENGTH_REQUESTS * shape.context_length
+        self._ring_fd, memory = create_ring_memory(
+            _native.RingShape(
+                ranges=ranges,
+                slots_per_range=_native.RANGE_GRANULE,
+                prompt_words=arena,
+                output_words=2 * arena,
+                aux_words=_AUX_WORDS,
+            ),
+            epoch,
+        )
+        self.ring = Ring(memory)
+        self._doorbell, *self._notify = (_eventfd() for _ in range(1 + ranges))
+        self._scheduler = _native.HostScheduler(
+            self.ring.atomic, provisioned.host, doorbell=self._doorbell, notify=self._notify
+        )
+        self._engine = threading.Thread(target=self._run_engine, name="engine", daemon=True)
+        self._stopping = threading.Event()
+        self._leases: LeaseKeeper | None = None
+        self._lease_limits = {
+            "context_length": shape.context_length,
+            "vocabulary_size": shape.vocabulary_size,
+            "eos_token_ids": list(shape.eos_token_ids),
+            "max_queue": limits["max_queue"],
+        }
+
+    def serve(self, socket_path: Path) -> None:
+        """Start scheduling and lease the ring on `socket_path`; returns at once."""
+        self._engine.start()
+        self._scheduler.start()
+        self._leases = LeaseKeeper(
+            self.ring,
+            self._ring_fd,
+            socket_path=socket_path,
+            doorbell=self._doorbell,
+            notify=self._notify,
+            limits=self._lease_limits,
+        )
+        self._leases.start()
+
+    def drain(self, seconds: float) -> bool:
+        """Accept nothing more and wait until every slot is empty; False where time ran out."""
+        self._scheduler.close()
+        deadline = time.monotonic() + seconds
+        while not self._is_drained():
+            if time.monotonic() >= deadline:
+                return False
+            self._stopping.wait(_DRAIN_CHECK_SECONDS)
+        return True
+
+    def close(self) -> None:
+        """Stop between two steps and give everything back."""
+        self._stopping.set()
+        if self._leases is not None:
+            self._leases.close()
+        self._scheduler.stop()
+        self._engine.join()
+        self._provisioned.close()
+
+    def _is_drained(self) -> bool:
+        # design: the ring is closed when it accepts nothing and every slot is {submit, EMPTY}.
+        atomic = self.ring.atomic
+        if atomic.accepting():
+            return False
+        status = np.empty((self.ring.slot_count, 2), np.uint64)
+        atomic.read_statuses(0, status)
+        if (status[:, 1] >> np.uint64(32) & np.uint64(0xFF) != SlotState.EMPTY).any():
+            return False
+        tickets = (status[:, 0] & np.uint64(0xFFFFFFFF)).tolist()
+        return all(atomic.submitted(slot) == ticket for slot, ticket in enumerate(tickets))
+
+    def _run_engine(self) -> None:
+        while not self._stopping.is_set():
+            launched = self._scheduler.next_launch(_LAUNCH_WAIT_MS)
+            if launched is None:
+                continue
+            launch, error = Launch(*launched), 0
+            try:
+                self._provisioned.step(launch)
+            except EngineFailure:
+                log.exception("the step %s failed", launch)
+                error = _ENGINE_ERROR
+            self._scheduler.complete(launch.phase, error)
+
+
+def provision(channel: RunnerChannel, threads: int) -> tuple[ModelVersion, Provisioned]:
+    """Load the version that the environment names. Raises BlinkError."""
+    environment = channel.environment
+    directory = environment.version_directory
+    defaults = load_model_settings(directory.parent).defaults
+    config = load_model_config(directory, defaults=defaults)
+    version = ModelVersion(environment.model, environment.version, directory, config)
+    backend = load_plugins().backends[version.config["backend"]]
+    if not isinstance(backend, PersistentBackend):
+        raise BlinkError(f"this runner serves {PersistentBackend.name!r}, not {backend.name!r}")
+    engine = backend.engines[version.config["engine"]["name"]]()
+    sampler = backend.samplers[version.config["sampler"]]()
+    grid = GraphGrid.from_json(load_graph_grid(directory))
+    limits = ProvisionLimits(threads=threads, sampler=sampler)
+    provisioned: Provisioned = engine.provision(version, grid, limits, progress=channel.progress)
+    return version, provisioned
+
+
+def run(channel: RunnerChannel, threads: int) -> int:
+    """Serve until told to drain or stop; the exit status."""
+    version, provisioned = provision(channel, threads)
+    runner = Runner(version, provisioned, channel.environment.epoch)
+    socket_path = channel.environment.runtime_directory / "ring.sock"
+    try:
+        runner.serve(socket_path)
+        channel.ready(Endpoint("shm", {"socket": str(socket_path)}), resident_bytes())
+        for command in channel.commands():
+            if isinstance(command, Drain) and not runner.drain(command.deadline_seconds):
+                log.warning("stopping with requests in flight: the drain's time is over")
+            return 0
+        return 0
+    finally:
+        runner.close()
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _eventfd() -> int:
+    return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The process."""
+    parser = argparse.ArgumentParser(prog="blink_persistent.runner")
+    parser.add_argument("--threads", type=int, required=True, help="CPU threads of the engine")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    channel = RunnerChannel.from_environment()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the provisioner's to handle
+
+    def leave(_number: int, _frame: FrameType | None) -> Any:
+        channel.close()  # ends the wait for commands
+
+    signal.signal(signal.SIGTERM, leave)
+    channel.start()
+    try:
+        return run(channel, options.threads)
+    except BlinkError as error:
+        log.error("cannot serve: %s", error)
+        channel.failed(str(error))
+        return 1
+    finally:
+        channel.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
