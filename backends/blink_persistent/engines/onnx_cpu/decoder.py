@@ -7,6 +7,7 @@ call into ONNX Runtime.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 from dataclasses import dataclass
@@ -79,7 +80,9 @@ class Decoder:
         self._session = _load(model, threads)
         self.shape = read_shape(self._session, model)
         if not 2 <= context_length <= self.shape.context_length:
-            expected = f"must be from 2 to {self.shape.context_length}, what the model was built for"
+            expected = (
+                f"must be from 2 to {self.shape.context_length}, what the model was built for"
+            )
             raise InvalidModel([Problem(model, "context_length", context_length, expected)])
         self.max_rows = max_rows
         self.context_length = context_length
@@ -90,7 +93,8 @@ class Decoder:
             _require(inputs.start_positions, np.int32, (rows,), f"{name}.start_positions")
             _require(inputs.lengths, np.int32, (rows,), f"{name}.lengths")
         self._decode_inputs, self._prefill_inputs, self._logits = decode, prefill, logits
-        self._pair = np.zeros(2, np.int32)
+        self._pair = StepInputs(np.zeros(2, np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32))
+        self._prefilled = [(0, 0)] * max_rows  # length and last token of each row's last chunk
         self._memory, self.kv = _map_slabs(self.shape, max_rows, context_length)
         self._decode_bindings = [
             self._bind(decode, first_row=0, rows=rows) for rows in range(1, max_rows + 1)
@@ -104,8 +108,10 @@ class Decoder:
 
         Reads the first `rows` elements of the decode inputs. A row of length 0 is inactive: its
         slab is left as it is and its logits mean nothing. A row's result does not depend on the
-        others. Raises `EngineFailure`.
+        others. Raises `EngineFailure`; `ValueError` if `rows` is not from 1 to `max_rows`.
         """
+        if not 1 <= rows <= self.max_rows:
+            raise ValueError(f"rows is {rows}; it must be from 1 to {self.max_rows}")
         self._run(self._decode_bindings[rows - 1])
 
     def prefill(self, row: int, count: int) -> None:
@@ -113,17 +119,26 @@ class Decoder:
 
         The chunk is appended at prefill.start_positions[0]; prefill.lengths[0] is that plus
         `count`. However a prompt is cut into chunks, entries and logits are the same, bit by bit.
-        Raises `EngineFailure`, also when start + max(count, 2) passes the context length.
+        Raises `EngineFailure`, also when the chunk passes the context length; `ValueError` if
+        there is no such row or the token buffer is shorter than `count`.
         """
+        inputs = self._prefill_inputs
+        if not (0 <= row < self.max_rows and 1 <= count <= len(inputs.token_ids)):
+            limits = f"row must be below {self.max_rows}, count from 1 to {len(inputs.token_ids)}"
+            raise ValueError(f"row is {row}, count {count}; {limits}")
+        start, last_token = int(inputs.start_positions[0]), int(inputs.token_ids[count - 1])
+        length, previous_token = self._prefilled[row]
+        if count == 1 and start == length > 0:
+            # A lone query attends by other arithmetic than several do, and the difference shows:
+            # the token before it is computed again, to the same entry, for company.
+            inputs, count = self._pair, 2
+            inputs.token_ids[:] = previous_token, last_token
+            inputs.start_positions[0] = start - 1
+            inputs.lengths[0] = start + 1
         binding = self._prefill_bindings[row]
-        tokens = self._prefill_inputs.token_ids
-        if count == 1:
-            # Attention over a single token is computed in another order than over several, and
-            # the difference is visible: a lone token is padded.
-            self._pair[0] = tokens[0]
-            tokens, count = self._pair, 2
-        binding.bind_input("token_ids", "cpu", 0, np.int32, [1, count], tokens.ctypes.data)
+        _bind_inputs(binding, inputs, 1, count)
         self._run(binding)
+        self._prefilled[row] = int(inputs.lengths[0]), last_token
 
     def close(self) -> None:
         """Give the session and the slabs back; no step may follow, and no view of `kv` be used."""
@@ -140,13 +155,7 @@ class Decoder:
     def _bind(self, inputs: StepInputs, *, first_row: int, rows: int) -> Any:
         """All ends of a step on `rows` slabs from `first_row` on; logits from row 0 on."""
         binding = self._session.io_binding()
-        addresses = (
-            ("token_ids", inputs.token_ids, [rows, 1]),
-            ("start_positions", inputs.start_positions, [rows]),
-            ("lengths", inputs.lengths, [rows]),
-        )
-        for name, array, shape in addresses:
-            binding.bind_input(name, "cpu", 0, np.int32, shape, array.ctypes.data)
+        _bind_inputs(binding, inputs, rows, 1)
         shape = [rows, self.shape.vocabulary_size]
         binding.bind_output("logits", "cpu", 0, np.float32, shape, self._logits.ctypes.data)
         shape = [rows, *self.kv.shape[3:]]
@@ -158,12 +167,23 @@ class Decoder:
         return binding
 
 
+def _bind_inputs(binding: Any, inputs: StepInputs, rows: int, tokens: int) -> None:
+    for name, array, shape in (
+        ("token_ids", inputs.token_ids, [rows, tokens]),
+        ("start_positions", inputs.start_positions, [rows]),
+        ("lengths", inputs.lengths, [rows]),
+    ):
+        binding.bind_input(name, "cpu", 0, np.int32, shape, array.ctypes.data)
+
+
 def _load(model: Path, threads: int) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 3
+    options.log_severity_level = 3  # errors
+    # Spinning threads make a step a fifth faster; between steps the cores are the workers'.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # as in Decoder._run
@@ -182,14 +202,13 @@ def read_shape(session: onnxruntime.InferenceSession, model: Path) -> ModelShape
     return ModelShape(**description)
 
 
-def _map_slabs(
-    shape: ModelShape, rows: int, context_length: int
-) -> tuple[mmap.mmap, Float32Array]:
+def _map_slabs(shape: ModelShape, rows: int, context_length: int) -> tuple[mmap.mmap, Float32Array]:
     """Zeroed KV memory in small pages: with huge ones a short context would occupy a long one's."""
     memory = mmap.mmap(
         -1, shape.slab_bytes(rows, context_length), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     )
-    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel without huge pages does not know the word
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
     slabs = np.frombuffer(memory, np.float32).reshape(
         shape.layers, 2, rows, shape.kv_heads, context_length, shape.head_dim
     )
@@ -201,7 +220,8 @@ def _require(
 ) -> None:
     fits = array.ndim == len(at_least) and array.shape[1:] == at_least[1:]
     if not (fits and array.shape[0] >= at_least[0] and array.dtype == dtype):
-        raise ValueError(f"{name} must be {np.dtype(dtype)} {at_least} or longer, is "
-                         f"{array.dtype} {array.shape}")
+        raise ValueError(
+            f"{name} must be {np.dtype(dtype)} {at_least} or longer, is {array.dtype} {array.shape}"
+        )
     if not array.flags.c_contiguous:
         raise ValueError(f"{name} must be C-contiguous")

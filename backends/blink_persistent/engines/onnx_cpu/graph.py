@@ -30,7 +30,10 @@ METADATA_KEY = "blink"
 FORMAT = 1  # of the graph's inputs, outputs and metadata
 
 WeightKind = Literal["int8", "float32"]
-_WEIGHTS = {"int8": Int8Weights, "float32": FloatWeights}
+_WEIGHTS: dict[WeightKind, Callable[[Checkpoint, GraphWriter], Weights]] = {
+    "int8": Int8Weights,
+    "float32": FloatWeights,
+}
 
 
 def build_graph(
@@ -82,22 +85,18 @@ class _Decoder:
         self._architecture = checkpoint.architecture
         self._graph = graph
         self._weights = weights
-        for name, shape in (
-            ("token_ids", ["batch", "tokens"]),
-            ("start_positions", ["batch"]),
-            ("lengths", ["batch"]),
-        ):
-            graph.input(name, TensorProto.INT32, shape)
-        graph.output(
-            "logits", TensorProto.FLOAT, ["batch", self._architecture.vocabulary_size]
-        )
+        graph.input("token_ids", TensorProto.INT32, ["batch", "tokens"])
+        graph.input("start_positions", TensorProto.INT32, ["batch"])
+        graph.input("lengths", TensorProto.INT32, ["batch"])
+        graph.output("logits", TensorProto.FLOAT, ["batch", self._architecture.vocabulary_size])
         for layer in range(self._architecture.layers):
             self._add_cache(layer)
         self._add_row_sizes()
         self._add_rotary_tables(context_length)
 
     def _add_cache(self, layer: int) -> None:
-        shape = ["batch", self._architecture.kv_heads, "capacity", self._architecture.head_dim]
+        kv_heads, head_dim = self._architecture.kv_heads, self._architecture.head_dim
+        shape: list[int | str] = ["batch", kv_heads, "capacity", head_dim]
         for part in ("key", "value"):
             self._graph.input(f"past.{layer}.{part}", TensorProto.FLOAT, shape)
             self._graph.output(f"present.{layer}.{part}", TensorProto.FLOAT, shape)
@@ -153,7 +152,8 @@ class _Decoder:
         # With alpha 1, x * sigmoid(alpha * x) is SiLU.
         activated = graph.add("QuickGelu", halves[:1], "silu", domain=CONTRIB, alpha=1.0)
         hidden = graph.add("Mul", [activated, halves[1]], "hidden")
-        update = weights.project([f"{prefix}.mlp.down_proj.weight"], hidden, "mlp_output")
+        down = [f"{prefix}.mlp.down_proj.weight"]
+        update = weights.project(down, hidden, "mlp_output", spiky=True)
         return residual, update
 
     def _normalize(self, gain: str, residual: str, update: str | None) -> tuple[str, str]:
@@ -184,7 +184,7 @@ class _Decoder:
         return normalized, total
 
     def _attend(self, layer: int, qkv: str) -> str:
-        """Rotate q and k, append k and v to the cache, attend; [batch, tokens, heads * head_dim]."""
+        """Rotate q and k, append k and v to the cache, attend. [batch, tokens, heads * head_dim]"""
         architecture = self._architecture
         mixed = f"layers.{layer}/attention"
         cache = ["key", "value"]

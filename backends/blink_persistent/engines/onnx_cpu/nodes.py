@@ -65,7 +65,7 @@ class GraphWriter:
             self._made.add(value)
         self._graph.node.append(
             helper.make_node(
-                operator, inputs, made, f"{self._scope}{name}", domain=domain, **attributes
+                operator, inputs, made, f"{self._scope}{name}", None, domain, None, **attributes
             )
         )
         return made[0]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from blink_server.importers.checkpoint import QuantizedTensor
 
 BLOCK_SIZE = 32  # along a row; what float matrices are quantised to
+FINEST_BLOCK_SIZE = 16  # the smallest that the kernels take
 SYMMETRIC_ZERO_POINT = 128  # the operators' default where a matrix carries no zero points
 _CODES = 255  # largest 8-bit code
 
@@ -40,7 +41,7 @@ class BlockMatrix:
 
     @property
     def block_size(self) -> int:
-        return self.codes.shape[2]
+        return int(self.codes.shape[2])
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """The matrix as float32 [rows, columns]."""
@@ -68,7 +69,7 @@ def repack(tensor: QuantizedTensor) -> BlockMatrix:
 
     stretched = codes * factor.astype(np.uint8)[:, :, None]
     stretched += offset.astype(np.uint8)[:, :, None]
-    scales = tensor.scale / np.maximum(factor, 1).astype(np.float32)
+    scales = np.asarray(tensor.scale / np.maximum(factor, 1), np.float32)
     zero_points = (stretched_zero + offset).astype(np.uint8)
     if not fits.all():
         values = (
@@ -123,14 +124,22 @@ def quantize(matrix: npt.NDArray[np.float32], *, rows_at_once: int = 4096) -> Bl
         part = slice(start, start + rows_at_once)
         values = matrix[part].astype(np.float32, copy=False).reshape(-1, blocks, BLOCK_SIZE)
         scales[part] = np.abs(values).max(axis=2) / np.float32(127)
-        inverse = np.divide(1, scales[part], out=np.zeros_like(scales[part]), where=scales[part] > 0)
+        inverse = np.divide(
+            1, scales[part], out=np.zeros_like(scales[part]), where=scales[part] > 0
+        )
         codes[part] = np.rint(values * inverse[:, :, None]) + SYMMETRIC_ZERO_POINT
     return BlockMatrix(codes, scales, None)
 
 
-def concatenate(matrices: Sequence[BlockMatrix]) -> BlockMatrix:
-    """Matrices of equal width, one below the other, in the smallest block size among them."""
-    block_size = min(matrix.block_size for matrix in matrices)
+def concatenate(
+    matrices: Sequence[BlockMatrix], *, largest_block_size: int | None = None
+) -> BlockMatrix:
+    """Matrices of equal width, one below the other, in the smallest block size among them.
+
+    With `largest_block_size` the blocks are cut to that at most; the values stay the same.
+    """
+    sizes = [matrix.block_size for matrix in matrices]
+    block_size = min(sizes if largest_block_size is None else [*sizes, largest_block_size])
     parts = [_split_blocks(matrix, block_size) for matrix in matrices]
     symmetric = all(part.zero_points is None for part in parts)
     return BlockMatrix(

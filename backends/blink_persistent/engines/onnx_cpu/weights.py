@@ -27,8 +27,11 @@ class Weights(Protocol):
         """Rows of a matrix: int32 [batch, tokens] -> float32 [batch, tokens, in_features]."""
         ...
 
-    def project(self, tensors: Sequence[str], x: str, name: str) -> str:
-        """x times the matrices' transposes, side by side: [..., in] -> [..., sum of out]."""
+    def project(self, tensors: Sequence[str], x: str, name: str, *, spiky: bool = False) -> str:
+        """x times the matrices' transposes, side by side: [..., in] -> [..., sum of out].
+
+        `spiky` says that few features of x are far larger than their neighbours.
+        """
         ...
 
 
@@ -64,8 +67,12 @@ class Int8Weights:
         flat = self._graph.constant("shape.flat_blocks", np.array([0, 0, -1], np.int64))
         return self._graph.add("Reshape", [blocks, flat], name)
 
-    def project(self, tensors: Sequence[str], x: str, name: str) -> str:
-        matrix = repack.concatenate([self._load(tensor) for tensor in tensors])
+    def project(self, tensors: Sequence[str], x: str, name: str, *, spiky: bool = False) -> str:
+        # The kernel quantises x in the weights' blocks; in small ones a spike spoils less.
+        matrix = repack.concatenate(
+            [self._load(tensor) for tensor in tensors],
+            largest_block_size=repack.FINEST_BLOCK_SIZE if spiky else None,
+        )
         label = "+".join(tensors)
         inputs = [
             x,
@@ -89,7 +96,11 @@ class Int8Weights:
 
     def _load(self, name: str) -> BlockMatrix:
         tensor = self._checkpoint.tensor(name)
-        return repack.repack(tensor) if isinstance(tensor, QuantizedTensor) else repack.quantize(tensor)
+        return (
+            repack.repack(tensor)
+            if isinstance(tensor, QuantizedTensor)
+            else repack.quantize(tensor)
+        )
 
 
 class FloatWeights:
@@ -103,7 +114,7 @@ class FloatWeights:
         table = self._graph.constant(tensor, self._load(tensor))
         return self._graph.add("Gather", [table, token_ids], name, axis=0)
 
-    def project(self, tensors: Sequence[str], x: str, name: str) -> str:
+    def project(self, tensors: Sequence[str], x: str, name: str, *, spiky: bool = False) -> str:
         matrix = np.concatenate([self._load(tensor) for tensor in tensors])
         label = "+".join(tensors)
         transposed = self._graph.constant(f"{label}.T", np.ascontiguousarray(matrix.T))

@@ -1,0 +1,91 @@
+"""The Llama decoder in plain numpy: the reference that the engines are compared with.
+
+It does each thing where the paper says it and nothing for speed: no cache, no fusion, the whole
+sequence at once, in the precision of its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blink_server.importers.checkpoint import Architecture
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Everything an engine must agree on after a sequence of `tokens` tokens.
+
+    logits [tokens, vocabulary]; keys (rotated), values [layers, tokens, kv_heads, head_dim].
+    """
+
+    logits: Array
+    keys: Array
+    values: Array
+
+
+def forward(
+    architecture: Architecture, weights: Mapping[str, Array], token_ids: Sequence[int]
+) -> Forward:
+    """One sequence through the model, from position 0. `weights` by their checkpoint names."""
+    x = weights["model.embed_tokens.weight"][list(token_ids)]
+    keys, values = [], []
+    for layer in range(architecture.layers):
+        w = {
+            name.removeprefix(f"model.layers.{layer}."): tensor
+            for name, tensor in weights.items()
+            if name.startswith(f"model.layers.{layer}.")
+        }
+        normed = _rms_norm(x, w["input_layernorm.weight"], architecture.rms_norm_eps)
+        q = _heads(normed @ w["self_attn.q_proj.weight"].T, architecture.head_dim)
+        k = _heads(normed @ w["self_attn.k_proj.weight"].T, architecture.head_dim)
+        v = _heads(normed @ w["self_attn.v_proj.weight"].T, architecture.head_dim)
+        q, k = _rotate(q, architecture.rope_theta), _rotate(k, architecture.rope_theta)
+        x = x + _attend(q, k, v) @ w["self_attn.o_proj.weight"].T
+        normed = _rms_norm(x, w["post_attention_layernorm.weight"], architecture.rms_norm_eps)
+        gate = normed @ w["mlp.gate_proj.weight"].T
+        up = normed @ w["mlp.up_proj.weight"].T
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ w["mlp.down_proj.weight"].T
+        keys.append(k)
+        values.append(v)
+    x = _rms_norm(x, weights["model.norm.weight"], architecture.rms_norm_eps)
+    head = "model.embed_tokens.weight" if architecture.tied_embeddings else "lm_head.weight"
+    return Forward(x @ weights[head].T, np.stack(keys), np.stack(values))
+
+
+def _rms_norm(x: Array, gain: Array, epsilon: float) -> Array:
+    mean_square = np.mean(x * x, axis=-1, keepdims=True)
+    return np.asarray(x / np.sqrt(mean_square + epsilon) * gain)
+
+
+def _heads(x: Array, head_dim: int) -> Array:
+    """[tokens, heads * head_dim] -> [tokens, heads, head_dim]."""
+    return x.reshape(len(x), -1, head_dim)
+
+
+def _rotate(x: Array, theta: float) -> Array:
+    """Rotary embedding, half-split: element i turns with element i + head_dim / 2."""
+    tokens, _, size = x.shape
+    angle = np.outer(np.arange(tokens), theta ** (-np.arange(0, size, 2) / size))
+    cos, sin = np.cos(angle).astype(x.dtype)[:, None], np.sin(angle).astype(x.dtype)[:, None]
+    first, second = x[..., : size // 2], x[..., size // 2 :]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def _attend(q: Array, k: Array, v: Array) -> Array:
+    """Causal attention; each key head serves a group of query heads. [tokens, heads * head_dim]."""
+    tokens, heads, size = q.shape
+    group = heads // k.shape[1]
+    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(size).astype(q.dtype)
+    scores = np.where(np.tri(tokens, dtype=bool), scores, -np.inf)
+    weight = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weight /= weight.sum(axis=-1, keepdims=True)
+    mixed: Array = np.einsum("hqk,khd->qhd", weight, v)
+    return mixed.reshape(tokens, heads * size)

@@ -1,0 +1,127 @@
+"""A checkpoint that lives in memory, and random ones: for tests of what reads checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blink_server.importers.checkpoint import Architecture, QuantizedTensor, Tensor
+
+
+@dataclass(slots=True)
+class MemoryCheckpoint:
+    """A `blink_server.importers.checkpoint.Checkpoint` made of given tensors."""
+
+    architecture: Architecture
+    tensors: dict[str, Tensor]
+    eos_token_ids: tuple[int, ...] = (0,)
+    bos_token_id: int | None = None
+    tokenizer_json: str = "{}"
+    chat_template: str | None = None
+    source: Mapping[str, Any] = field(default_factory=lambda: {"file": "memory"})
+
+    def tensor_names(self) -> list[str]:
+        return list(self.tensors)
+
+    def tensor(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def dequantized(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Every tensor as float32."""
+        return {
+            name: tensor.dequantize() if isinstance(tensor, QuantizedTensor) else tensor
+            for name, tensor in self.tensors.items()
+        }
+
+
+def tiny_architecture(**changes: Any) -> Architecture:
+    """Two layers with grouped heads; `changes` replaces fields of `Architecture`."""
+    sizes: dict[str, Any] = {
+        "family": "llama",
+        "layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "vocabulary_size": 101,
+        "context_length": 64,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-5,
+        "tied_embeddings": True,
+    }
+    return Architecture(**(sizes | changes))
+
+
+def random_checkpoint(
+    architecture: Architecture, *, seed: int = 0, bits: int | None = None
+) -> MemoryCheckpoint:
+    """Random weights of variance 1 / columns: float32, or quantized to `bits` bits in blocks of 32.
+
+    Embeddings and heads are quantized to 8 bits without a minimum, as files usually have them.
+    """
+    random = np.random.default_rng(seed)
+    tensors: dict[str, Tensor] = {}
+    for name, shape in _shapes(architecture).items():
+        if len(shape) == 1:
+            tensors[name] = random.uniform(0.5, 1.5, shape).astype(np.float32)
+            continue
+        values = random.standard_normal(shape, dtype=np.float32) / np.float32(shape[1] ** 0.5)
+        is_token_table = name in {"model.embed_tokens.weight", "lm_head.weight"}
+        if bits is None:
+            tensors[name] = values
+        elif is_token_table:
+            tensors[name] = quantize(values, 8, symmetric=True)
+        else:
+            tensors[name] = quantize(values, bits)
+    return MemoryCheckpoint(architecture, tensors)
+
+
+def quantize(
+    values: npt.NDArray[np.float32], bits: int, *, block_size: int = 32, symmetric: bool = False
+) -> QuantizedTensor:
+    """A matrix rounded to blocks from its least to its largest value, or around zero."""
+    rows, columns = values.shape
+    blocks = values.reshape(rows, columns // block_size, block_size)
+    top = (1 << bits) - 1
+    if symmetric:
+        scale = np.abs(blocks).max(axis=2) / (top // 2)
+        minimum = -scale * (top // 2 + 1)
+    else:
+        minimum = blocks.min(axis=2)
+        scale = (blocks.max(axis=2) - minimum) / top
+    codes = np.rint((blocks - minimum[:, :, None]) / scale[:, :, None]).clip(0, top)
+    return QuantizedTensor(
+        bits, block_size, codes.astype(np.uint8).reshape(rows, columns), scale, minimum
+    )
+
+
+def _shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    hidden, inner = architecture.hidden_size, architecture.intermediate_size
+    queries = architecture.heads * architecture.head_dim
+    keys = architecture.kv_heads * architecture.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (architecture.vocabulary_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not architecture.tied_embeddings:
+        shapes["lm_head.weight"] = (architecture.vocabulary_size, hidden)
+    layer_shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    for layer in range(architecture.layers):
+        for name, shape in layer_shapes.items():
+            shapes[f"model.layers.{layer}.{name}.weight"] = shape
+    return shapes

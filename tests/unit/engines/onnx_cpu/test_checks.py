@@ -1,0 +1,63 @@
+"""Checkpoints that no graph can be built for are refused with every reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blink_persistent.engines.onnx_cpu.graph import build_graph
+from blink_server.errors import InvalidModel
+from blink_server.testing.memory_checkpoint import random_checkpoint, tiny_architecture
+
+
+def _problems(checkpoint: Any, context_length: int = 16) -> dict[str, Any]:
+    with pytest.raises(InvalidModel) as refusal:
+        build_graph(checkpoint, context_length=context_length)
+    return {problem.field: problem.value for problem in refusal.value.problems}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        ({"hidden_size": 80}, "hidden_size", 80),
+        ({"intermediate_size": 100}, "intermediate_size", 100),
+        ({"head_dim": 24}, "head_dim", 24),
+        ({"heads": 1, "kv_heads": 1}, "heads * head_dim", 16),
+        ({"kv_heads": 3}, "kv_heads", 3),
+    ],
+)
+def test_dimensions_that_the_kernels_cannot_take(changes: dict[str, int], field: str, value: int):
+    assert _problems(random_checkpoint(tiny_architecture(**changes)))[field] == value
+
+
+def test_another_family_is_refused_by_its_name_alone():
+    checkpoint = random_checkpoint(tiny_architecture(family="mamba"))
+    checkpoint.tensors = {"something.else": np.zeros((4, 4), np.float32)}
+    assert _problems(checkpoint) == {"family": "mamba"}
+
+
+def test_every_missing_and_every_ignored_tensor_is_named():
+    checkpoint = random_checkpoint(tiny_architecture(tied_embeddings=False))
+    del checkpoint.tensors["model.layers.1.mlp.up_proj.weight"]
+    del checkpoint.tensors["lm_head.weight"]
+    checkpoint.tensors["model.layers.0.self_attn.q_proj.bias"] = np.zeros(64, np.float32)
+    assert set(_problems(checkpoint)) == {
+        "model.layers.1.mlp.up_proj.weight",
+        "lm_head.weight",
+        "model.layers.0.self_attn.q_proj.bias",
+    }
+
+
+def test_repeated_facts_do_no_harm():
+    checkpoint = random_checkpoint(tiny_architecture())
+    checkpoint.tensors["lm_head.weight"] = checkpoint.tensors["model.embed_tokens.weight"]
+    checkpoint.tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
+    build_graph(checkpoint, context_length=16)
+
+
+@pytest.mark.parametrize("context_length", [1, 65])
+def test_a_context_must_be_one_the_model_was_trained_for(context_length: int):
+    checkpoint = random_checkpoint(tiny_architecture())
+    assert _problems(checkpoint, context_length) == {"context_length": context_length}
