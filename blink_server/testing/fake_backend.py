@@ -152,9 +152,19 @@ class FakeSession:
         self._in_flight = 0
         self._shut: str | None = None
         self._callbacks: list[Callable[[str], None]] = []
+        self._attempts = 0
+        self._attempt = asyncio.Event()
+
+    async def attempted(self, count: int) -> None:
+        """Return when `submit` has been called `count` times, refused or not."""
+        while self._attempts < count:
+            self._attempt.clear()
+            await self._attempt.wait()
 
     async def submit(self, request: GenerateRequest) -> FakeStream:
         """See `Session.submit`."""
+        self._attempts += 1
+        self._attempt.set()
         if self._shut is not None:
             raise Unavailable(self._shut)
         if len(request.prompt_ids) + request.max_tokens > self.limits.context_length:

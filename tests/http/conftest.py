@@ -1,0 +1,166 @@
+"""A worker's application over a scripted session, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import falcon.testing
+import pytest
+
+from blink_server.backend import ModelVersion, SessionLimits
+from blink_server.http.app import create_app
+from blink_server.http.models import ModelDirectory, ModelEntry, TextParts
+from blink_server.http.settings import ServerSettings
+from blink_server.repository.harness import State
+from blink_server.testing.fake_backend import FakeSession, Respond, answer
+from blink_server.testing.tiny_tokenizer import CHAT_TEMPLATE, IM_END, byte_level_tokenizer
+from blink_server.text.chat_template import ChatTemplate
+from blink_server.text.tokenizers import HuggingFaceTokenizer
+
+CONTEXT = 128
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> HuggingFaceTokenizer:
+    return HuggingFaceTokenizer(byte_level_tokenizer())
+
+
+class Worker:
+    """The application, its directory, and the sessions behind it."""
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.directory = ModelDirectory()
+        self.settings = ServerSettings(max_n=8)
+        self._client: falcon.testing.TestClient | None = None
+
+    def session(self, respond: Respond | str, *, free_slots: int | None = None) -> FakeSession:
+        """A session that answers by a rule, or every request with one text."""
+        if isinstance(respond, str):
+            respond = answer(self.tokenizer, respond, eos=IM_END)
+        limits = SessionLimits(CONTEXT, self.tokenizer.vocabulary_size, (IM_END,))
+        return FakeSession(respond, limits, free_slots=free_slots)
+
+    def entry(
+        self,
+        session: FakeSession | None,
+        *,
+        version: int = 1,
+        epoch: int = 1,
+        state: State = State.READY,
+        template: str | None = CHAT_TEMPLATE,
+        **config: Any,
+    ) -> ModelEntry:
+        """An entry of the model "tiny"; `config` goes into its config.json."""
+        chat_template = None if template is None else ChatTemplate(template)
+        fields = {"bos_token_id": None, "default_sampling": {}, **config}
+        return ModelEntry(
+            ModelVersion("tiny", version, Path("unused"), fields),
+            epoch,
+            state,
+            reason="out of luck" if state is State.UNAVAILABLE else "",
+            session=session,
+            text=TextParts(self.tokenizer, chat_template),
+        )
+
+    def serve(self, respond: Respond | str, **options: Any) -> FakeSession:
+        """Publish "tiny" alone, on a new session."""
+        session = self.session(respond)
+        self.directory.publish([self.entry(session, **options)])
+        return session
+
+    @property
+    def client(self) -> falcon.testing.TestClient:
+        if self._client is None:
+            self._client = falcon.testing.TestClient(create_app(self.directory, self.settings))
+        return self._client
+
+    async def post(self, path: str, body: Any, **options: Any) -> falcon.testing.Result:
+        """POST `body` as JSON (bytes as they are)."""
+        if not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **options.pop("headers", {})}
+        async with self.client as conductor:
+            return await conductor.simulate_post(path, body=body, headers=headers, **options)
+
+    async def get(self, path: str, **options: Any) -> falcon.testing.Result:
+        async with self.client as conductor:
+            return await conductor.simulate_get(path, **options)
+
+    async def complete(self, prompt: Any = "Hello", **fields: Any) -> falcon.testing.Result:
+        return await self.post("/v1/completions", {"model": "tiny", "prompt": prompt, **fields})
+
+    async def chat(self, content: Any = "Hello", **fields: Any) -> falcon.testing.Result:
+        messages = fields.pop("messages", [{"role": "user", "content": content}])
+        body = {"model": "tiny", "messages": messages, **fields}
+        return await self.post("/v1/chat/completions", body)
+
+    def open(
+        self, path: str, body: Any, *, blocked: bool = False
+    ) -> tuple[asyncio.Task[None], Sent]:
+        """Run one request as the ASGI server does; cancel the task as it does on a disconnect.
+
+        `blocked`: nothing can be sent to the client.
+        """
+        payload = json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(payload))}
+        scope = falcon.testing.create_scope(path=path, method="POST", headers=headers)
+        inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        inbox.put_nowait({"type": "http.request", "body": payload, "more_body": False})
+        sent = Sent(blocked)
+        app: Callable[..., Any] = self.client.app
+        return asyncio.create_task(app(scope, inbox.get, sent)), sent
+
+
+class Sent:
+    """What the application sent: the events as they came, and a wait for more of them."""
+
+    def __init__(self, blocked: bool) -> None:
+        self.blocking = asyncio.Event()
+        self._blocked = blocked
+        self.events: list[dict[str, Any]] = []
+        self._arrived = asyncio.Event()
+
+    async def __call__(self, event: dict[str, Any]) -> None:
+        if self._blocked:
+            self.blocking.set()
+            await asyncio.Event().wait()
+        self.events.append(event)
+        self._arrived.set()
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(event.get("body", b"") for event in self.events)
+
+    async def until(self, text: bytes) -> None:
+        """Return when the body has `text`."""
+        while text not in self.body:
+            self._arrived.clear()
+            await self._arrived.wait()
+
+
+@pytest.fixture
+async def worker(tokenizer: HuggingFaceTokenizer) -> AsyncIterator[Worker]:
+    made = Worker(tokenizer)
+    yield made
+    assert all(not made.directory.leases(entry.key) for entry in made.directory.entries)
+
+
+@pytest.fixture
+def frames() -> Callable[[bytes], list[Any]]:
+    """Splits an event stream into its payloads; asserts the framing and the one end mark."""
+
+    def split(body: bytes) -> list[Any]:
+        parts = body.decode().split("\n\n")
+        assert parts.pop() == ""
+        assert all(part.startswith("data: ") and "\n" not in part for part in parts)
+        payloads = [part.removeprefix("data: ") for part in parts]
+        assert payloads.count("[DONE]") == 1
+        assert payloads.pop() == "[DONE]"
+        return [json.loads(payload) for payload in payloads]
+
+    return split
