@@ -218,12 +218,12 @@ BLINK_HD constexpr uint32_t logprob_words(uint32_t logprobs) { return logprobs =
 
 // ---- layout hash: FNV-1a over every field's text ----
 
-constexpr uint64_t layout_hash_text(const char* text, uint64_t hash) {
+BLINK_HD constexpr uint64_t layout_hash_text(const char* text, uint64_t hash) {
     while (*text != 0) hash = (hash ^ static_cast<uint8_t>(*text++)) * 0x100000001b3ull;
     return hash;
 }
 
-constexpr uint64_t ring_layout_hash() {
+BLINK_HD constexpr uint64_t ring_layout_hash() {
     uint64_t hash = 0xcbf29ce484222325ull;
 #define BLINK_HASH_FIELD(type, name, offset, writer) hash = layout_hash_text(#type " " #name " " #offset ";", hash);
 #define BLINK_HASH_STRUCT(name, fields, bytes) \
