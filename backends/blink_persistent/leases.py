@@ -65,6 +65,7 @@ class LeaseKeeper:
         self._limits = dict(limits)
         self._free = set(range(ring.range_count))
         self._reclaiming: set[int] = set()
+        self._queue: list[tuple[socket.socket, int]] = []  # they wait for a range being reclaimed
         self._selector = selectors.DefaultSelector()
         self._stop_pipe = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener = _listen(socket_path)
@@ -83,6 +84,8 @@ class LeaseKeeper:
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
+        for connection, _ in self._queue:
+            connection.close()
         self._selector.close()
         os.close(self._stop_pipe)
 
@@ -119,6 +122,8 @@ class LeaseKeeper:
         mine, theirs = f"{LAYOUT_HASH:016x}", request["layout_hash"]
         if theirs != mine:
             self._refuse(connection, f"ring layout {mine} differs from the worker's {theirs}")
+        elif not self._free and self._reclaiming:
+            self._queue.append((connection, pid))
         elif not self._free:
             count = self._ring.range_count
             self._refuse(
@@ -194,6 +199,13 @@ class LeaseKeeper:
         self._selector.unregister(self._notify[range_index])
         self._free.add(range_index)
         log.info("range %d of the ring is free again", range_index)
+        while self._queue and self._free:
+            connection, pid = self._queue.pop(0)
+            try:
+                self._grant(connection, pid)
+            except OSError as error:
+                log.info("process %d did not wait for its range: %s", pid, error)
+                connection.close()
 
     def _is_empty(self, slot: int, submit: int) -> bool:
         ticket, _, word = self._ring.atomic.status(slot)

@@ -110,6 +110,8 @@ class Runner:
         self._scheduler.stop()
         self._engine.join()
         self._provisioned.close()
+        for fd in (self._ring_fd, self._doorbell, *self._notify):
+            os.close(fd)
 
     def _is_drained(self) -> bool:
         # design: the ring is closed when it accepts nothing and every slot is {submit, EMPTY}.
