@@ -38,6 +38,7 @@ from blink_server.plugins import load_plugins
 log = logging.getLogger(__name__)
 
 _ENGINE_ERROR = 1
+_ENGINE_DIED = 70  # exit status
 _LAUNCH_WAIT_MS = 1000
 _DRAIN_CHECK_SECONDS = 0.02
 _FULL_LENGTH_REQUESTS = 64  # of a range: what its arenas hold at full context length
@@ -126,6 +127,14 @@ class Runner:
         return all(atomic.submitted(slot) == ticket for slot, ticket in enumerate(tickets))
 
     def _run_engine(self) -> None:
+        try:
+            self._step_until_stopped()
+        except BaseException:
+            # Without its engine thread the runner would look alive and never answer.
+            log.exception("the engine thread died")
+            os._exit(_ENGINE_DIED)
+
+    def _step_until_stopped(self) -> None:
         while not self._stopping.is_set():
             launched = self._scheduler.next_launch(_LAUNCH_WAIT_MS)
             if launched is None:
