@@ -16,6 +16,7 @@ from blink_server.messages import (
     FROM_WORKER,
     CatalogEntry,
     CatalogUpdate,
+    Connected,
     EndpointKey,
     ProtocolError,
     RegisterWorker,
@@ -31,7 +32,8 @@ class Catalog:
     def __init__(self) -> None:
         self._update: CatalogUpdate | None = None
         self._changed = asyncio.Condition()
-        self._held: dict[Peer, set[EndpointKey]] = {}
+        self._held: dict[Peer, set[EndpointKey]] = {}  # may hold: offered, and not given back
+        self._connected: dict[Peer, set[EndpointKey]] = {}
 
     @property
     def current(self) -> CatalogUpdate | None:
@@ -56,19 +58,27 @@ class Catalog:
                 lambda: not any(key in held for held in self._held.values())
             )
 
-    async def followed(self) -> None:
-        """Wait until a worker follows."""
+    async def reached(self, workers: int) -> None:
+        """Wait until so many workers follow, each connected to every endpoint that there is."""
         async with self._changed:
-            await self._changed.wait_for(lambda: bool(self._held))
+            await self._changed.wait_for(
+                lambda: len(self._connected) >= workers
+                and all(self._endpoints() <= have for have in self._connected.values())
+            )
+
+    def _endpoints(self) -> set[EndpointKey]:
+        models = self._update.models if self._update is not None else ()
+        return {entry.key for entry in models if entry.endpoint is not None}
 
     async def serve_worker(self, peer: Peer, registration: RegisterWorker) -> None:
         """Keep one worker up to date until it goes. Before the first publish it waits."""
         self._held[peer] = set(registration.holds)
+        self._connected[peer] = set(registration.holds)
         await self._notify()
         try:
             await first_done(self._send_updates(peer), self._receive(peer))
         finally:
-            del self._held[peer]
+            del self._held[peer], self._connected[peer]
             await self._notify()
 
     async def _send_updates(self, peer: Peer) -> None:
@@ -80,16 +90,20 @@ class Catalog:
                 )
             update = self._update
             assert update is not None
-            self._held[peer].update(e.key for e in update.models if e.endpoint is not None)
+            self._held[peer] |= self._endpoints()
             await peer.send(update)
             sent = update.revision
 
     async def _receive(self, peer: Peer) -> None:
         async for message in peer.messages(FROM_WORKER):
-            if not isinstance(message, Released):
+            if not isinstance(message, Connected | Released):
                 raise ProtocolError("registered twice")
             key = EndpointKey(message.model, message.version, message.epoch)
-            self._held[peer].discard(key)
+            if isinstance(message, Connected):
+                self._connected[peer].add(key)
+            else:
+                self._held[peer].discard(key)
+                self._connected[peer].discard(key)
             await self._notify()
 
     async def _notify(self) -> None:

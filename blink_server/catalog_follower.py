@@ -30,6 +30,7 @@ from blink_server.messages import (
     TO_WORKER,
     CatalogEntry,
     CatalogUpdate,
+    Connected,
     EndpointKey,
     Message,
     RegisterWorker,
@@ -164,6 +165,7 @@ class CatalogFollower:
             self._publish()
             if link.session is not None:
                 retry = _FIRST_RETRY
+                self._send(Connected(link.key.model, link.key.version, link.key.epoch))
                 await link.lost.wait()
                 if self._directory.leases(link.key):
                     await link.unused.wait()

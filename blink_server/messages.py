@@ -1,7 +1,7 @@
 """The messages of the control channel: small frozen records, one JSON object a line.
 
 Runner to provisioner: `RegisterRunner`, then `Progress` any number of times, then `Ready` or
-`Failed`. Worker to provisioner: `RegisterWorker`, then `Released`. Provisioner to runner: `Drain`,
+`Failed`. Worker to provisioner: `RegisterWorker`, then `Connected` and `Released`. Provisioner to runner: `Drain`,
 `Stop`. Provisioner to worker: `CatalogUpdate`, always complete.
 
 Parsing is strict: an unknown, missing or wrongly typed field is a `ProtocolError` that names it.
@@ -104,6 +104,16 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Connected:
+    """This worker can give requests to the endpoint now."""
+
+    TYPE: ClassVar[str] = "connected"
+    model: str
+    version: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """No request of this worker holds the retired endpoint any more."""
 
@@ -145,12 +155,12 @@ class CatalogUpdate:
 
 RunnerMessage = RegisterRunner | Progress | Ready | Failed
 RunnerCommand = Drain | Stop
-WorkerMessage = RegisterWorker | Released
+WorkerMessage = RegisterWorker | Connected | Released
 Message = RunnerMessage | RunnerCommand | WorkerMessage | CatalogUpdate
 
 FROM_RUNNER: tuple[type[Message], ...] = (RegisterRunner, Progress, Ready, Failed)
 TO_RUNNER: tuple[type[Message], ...] = (Drain, Stop)
-FROM_WORKER: tuple[type[Message], ...] = (RegisterWorker, Released)
+FROM_WORKER: tuple[type[Message], ...] = (RegisterWorker, Connected, Released)
 TO_WORKER: tuple[type[Message], ...] = (CatalogUpdate,)
 REGISTRATIONS: tuple[type[Message], ...] = (RegisterRunner, RegisterWorker)
 

@@ -131,7 +131,7 @@ class Provisioner:
 
     async def _announce_when_settled(self) -> None:
         await self.manager.settled()
-        await self._catalog.followed()
+        await self._catalog.reached(self._options.front.workers)
         self._announce(self)
 
     def _leave_runtime_directory(self) -> None:

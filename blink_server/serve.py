@@ -133,8 +133,7 @@ def _print_summary(provisioner: Provisioner) -> None:
     for supervisor in supervisors:
         click.echo(f"  {supervisor.wanted.key!s:{width}}  {_state(supervisor)}")
     for invalid in provisioner.wanted.invalid:
-        reason = invalid.reason.replace("\n", "; ")
-        click.echo(f"  {invalid.key!s:{width}}  {State.UNAVAILABLE}: {reason}")
+        click.echo(f"  {invalid.key!s:{width}}  {State.UNAVAILABLE}: {invalid.reason}")
     for problem in provisioner.wanted.problems:
         click.echo(f"  {problem}")
     if not names:

@@ -56,8 +56,10 @@ def read_wanted(repositories: Iterable[Path], plugins: Plugins) -> WantedSet:
             try:
                 version = validate_version(model, number, plugins)
             except InvalidModel as error:
-                key = VersionKey(model.name, number)
-                invalid.append(InvalidVersion(key, model.versions[number], str(error)))
+                directory = model.versions[number]
+                # Clients are told the reason too, and need not know where the repository lies.
+                reason = str(error).replace(f"{directory}/", "").replace("\n", "; ")
+                invalid.append(InvalidVersion(VersionKey(model.name, number), directory, reason))
             else:
                 valid.append(WantedVersion(version, model.aliases))
     return WantedSet(valid, invalid, problems)

@@ -16,6 +16,7 @@ from blink_server.messages import (
     TO_WORKER,
     CatalogEntry,
     CatalogUpdate,
+    Connected,
     EndpointKey,
     Message,
     RegisterWorker,
@@ -93,7 +94,7 @@ async def test_every_worker_gets_the_complete_catalog_at_once_and_at_each_change
 
 async def test_nothing_is_said_before_the_first_publish(catalog: Catalog, path: Path) -> None:
     worker = await Worker.connect(path)
-    await catalog.followed()
+    await catalog.reached(1)
     await catalog.publish("READY", [])
     assert await worker.update() == CatalogUpdate(1, "READY", ())
 
@@ -140,9 +141,25 @@ async def test_a_worker_from_before_tells_what_it_holds(catalog: Catalog, path: 
     await asyncio.wait_for(released, 10)
 
 
+async def test_reached_is_when_every_worker_can_use_every_endpoint(
+    catalog: Catalog, path: Path
+) -> None:
+    await catalog.publish("READY", [ENTRY])
+    reached = asyncio.ensure_future(catalog.reached(2))
+    workers = [await Worker.connect(path) for _ in range(2)]
+    for worker in workers:
+        await worker.update()
+    workers[0].say(Connected("m", 1, 1))
+    await catalog.publish("READY", [ENTRY])
+    assert (await workers[0].update()).revision == 2
+    assert not reached.done()
+    workers[1].say(Connected("m", 1, 1))
+    await asyncio.wait_for(reached, 10)
+
+
 async def test_a_slow_worker_gets_the_last_revision_not_each(catalog: Catalog, path: Path) -> None:
     worker = await Worker.connect(path)
-    await catalog.followed()
+    await catalog.reached(1)
     large = replace(ENTRY, config={"text": "x" * 1_000_000})
     for _ in range(20):
         await catalog.publish("READY", [large])

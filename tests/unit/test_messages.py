@@ -15,6 +15,7 @@ from blink_server.messages import (
     TO_WORKER,
     CatalogEntry,
     CatalogUpdate,
+    Connected,
     Drain,
     EndpointKey,
     Failed,
@@ -51,6 +52,7 @@ MESSAGES: list[tuple[Message, tuple[type[Message], ...]]] = [
     (Failed("no memory\nat all"), FROM_RUNNER),
     (Drain(1.5), TO_RUNNER),
     (Stop(), TO_RUNNER),
+    (Connected("m", 3, 2), FROM_WORKER),
     (Released("m", 3, 2), FROM_WORKER),
     (CatalogUpdate(7, "READY", (ENTRY,)), TO_WORKER),
 ]
