@@ -1,0 +1,172 @@
+"""A whole server for tests: `blink-server serve` as a child process, with its own children."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from blink_server.process import ProcessId
+from blink_server.runtime_dir import read_record
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 60.0
+
+
+class ServerProcess:
+    """One `serve` on a free port; `lines` is all that it and its children have written so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process, runtime: Path) -> None:
+        self.runtime = runtime
+        self.lines: list[str] = []
+        self._process = process
+        self._changed = asyncio.Condition()
+        self._ended = False
+        self._reader = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(
+        cls, repository: Path, runtime: Path, *arguments: str, plugins: Path | None = None
+    ) -> ServerProcess:
+        """Start; returns at once. Further command line `arguments` win over those given here."""
+        command = [
+            *(sys.executable, "-m", "blink_server", "serve", "--port=0"),
+            *(f"--model-repository={repository}", f"--runtime-dir={runtime}"),
+            *(() if plugins is None else (f"--plugin-dir={plugins}",)),
+            *arguments,
+        ]
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        return cls(process, runtime)
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def line(self, text: str) -> str:
+        """Wait for a line that contains `text`. Raises AssertionError if none comes."""
+
+        def found() -> list[str]:
+            return [line for line in self.lines if text in line]
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_START_SECONDS), self._changed:
+                await self._changed.wait_for(lambda: found() or self._ended)
+        if not found():
+            raise AssertionError(f"no line with {text!r} in:\n{self.output}")
+        return found()[0]
+
+    async def ready(self) -> str:
+        """Wait until every model is READY or UNAVAILABLE; returns the server's URL."""
+        url = (await self.line("Blink server on ")).split()[-1]
+        return url
+
+    async def exit(self) -> int:
+        """Wait for the provisioner's end; returns its status."""
+        return await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the provisioner."""
+        self._process.send_signal(number)
+
+    async def stop(self) -> int:
+        """SIGTERM, and wait."""
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGTERM)
+        return await self.exit()
+
+    def front(self) -> ProcessId:
+        """The gunicorn arbiter."""
+        return _recorded(self.runtime / "http.json")
+
+    def workers(self) -> list[ProcessId]:
+        """The HTTP workers that live now."""
+        front = self.front().pid
+        children = Path(f"/proc/{front}/task/{front}/children").read_text().split()
+        found = []
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                found.append(ProcessId.of(int(child)))
+        return found
+
+    def runner(self, number: int = 1) -> ProcessId:
+        """The `number`-th runner that was started in this runtime directory."""
+        return _recorded(self.runtime / f"runner-{number}" / "runner.json")
+
+    def worker_serving(self, client_port: int) -> ProcessId:
+        """The worker that has the server's end of a TCP connection over IPv4."""
+        inode = _inode_of_server_end(client_port)
+        for worker in self.workers():
+            links = Path(f"/proc/{worker.pid}/fd").iterdir()
+            if any(f"socket:[{inode}]" == _target(link) for link in links):
+                return worker
+        raise AssertionError(f"no worker serves port {client_port}")
+
+    def kill_everything(self) -> None:
+        """End whatever of this server is left, for a test's clean-up."""
+        records = [self.runtime / "http.json", *self.runtime.glob("runner-*/runner.json")]
+        if self._process.returncode is None:
+            self._process.kill()
+        for record in records:
+            if (found := read_record(record)) is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(found[0].pid, signal.SIGKILL)
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            await self._append(line.decode().rstrip("\n"))
+        self._ended = True
+        await self._append()
+
+    async def _append(self, *lines: str) -> None:
+        async with self._changed:
+            self.lines += lines
+            self._changed.notify_all()
+
+
+def processes(needle: Path) -> Sequence[int]:
+    """Processes that have `needle` in their command line or environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                if os.fsencode(needle) in text:
+                    found.append(int(entry.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def _recorded(path: Path) -> ProcessId:
+    found = read_record(path)
+    if found is None:
+        raise AssertionError(f"no living process is recorded in {path}")
+    return found[0]
+
+
+def _inode_of_server_end(client_port: int) -> str:
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if int(fields[2].rpartition(":")[2], 16) == client_port and fields[9] != "0":
+            return fields[9]
+    raise AssertionError(f"no connection from port {client_port}")
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""
