@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 UNAVAILABLE_RETRY_SECONDS = 1
 
 
-class Unauthorized(BlinkError):  # noqa: N818
+class Unauthorized(BlinkError):
     """The API key is missing or wrong (HTTP 401)."""
 
 
-class PayloadTooLarge(BlinkError):  # noqa: N818
+class PayloadTooLarge(BlinkError):
     """The body is larger than the server's limit (HTTP 413)."""
 
 
