@@ -105,7 +105,7 @@ class Generation:
 
     async def _next(self, lease: Lease) -> Lease:
         return await self._directory.lease_next(
-            self._request.model, after=lease.entry.key, timeout=self._retry_seconds
+            self._request.model, after=lease, timeout=self._retry_seconds
         )
 
     async def deltas(self) -> AsyncIterator[Delta]:

@@ -207,14 +207,14 @@ class ModelDirectory:
             raise Unavailable(f"the model {name!r} is {why_not_ready(entry)}")
         return self._hold(entry, session)
 
-    async def lease_next(self, name: str, *, after: EndpointKey, timeout: float) -> Lease:  # noqa: ASYNC109
-        """Hold an endpoint of `name` that is not `after`, waiting for it to be published.
+    async def lease_next(self, name: str, *, after: Lease, timeout: float) -> Lease:  # noqa: ASYNC109
+        """Hold what serves `name` once that is no longer the session of `after`.
 
         Raises `Unavailable` after `timeout` seconds, and as `lease` does.
         """
         try:
             async with asyncio.timeout(timeout):
-                while self.find(name).key == after and self.find(name).serves:
+                while (entry := self.find(name)).serves and entry.session is after.session:
                     await self._changed.wait()
         except TimeoutError:
             raise Unavailable(f"the model {name!r} is changing its endpoint") from None

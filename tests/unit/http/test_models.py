@@ -126,15 +126,26 @@ async def test_the_next_endpoint_is_waited_for() -> None:
     directory = ModelDirectory()
     old, new = entry(epoch=1), entry(epoch=2)
     directory.publish([old])
-    waiting = asyncio.create_task(directory.lease_next("m", after=old.key, timeout=60))
+    lease = directory.lease("m")
+    waiting = asyncio.create_task(directory.lease_next("m", after=lease, timeout=60))
     await asyncio.sleep(0)
     directory.publish([old, entry("other")])
     await asyncio.sleep(0)
     assert not waiting.done()
     directory.publish([new])
-    assert (await waiting).entry is new
+    lease = await waiting
+    assert lease.entry is new
     with pytest.raises(Unavailable, match="changing its endpoint"):
-        await directory.lease_next("m", after=new.key, timeout=0)
+        await directory.lease_next("m", after=lease, timeout=0)
+
+
+async def test_a_new_session_to_the_same_endpoint_is_a_next_one() -> None:
+    directory = ModelDirectory()
+    directory.publish([entry(epoch=1)])
+    lost = directory.lease("m")
+    again = entry(epoch=1)
+    directory.publish([again])
+    assert (await directory.lease_next("m", after=lost, timeout=0)).entry is again
 
 
 def test_text_parts_come_from_the_version_directory(tmp_path: Path) -> None:
