@@ -15,6 +15,7 @@ from pathlib import Path
 
 from blink_server.catalog import Catalog
 from blink_server.control_server import ControlServer, first_done
+from blink_server.errors import BlinkError
 from blink_server.front import Front, FrontOptions
 from blink_server.plugins import Plugins
 from blink_server.repository.manager import Manager
@@ -57,6 +58,7 @@ class Provisioner:
         self.front: Front
         self.manager: Manager
         self._catalog = Catalog()
+        self._cut_short = False
         self._started: list[Front | Manager] = []
 
     async def run(self) -> None:
@@ -82,13 +84,15 @@ class Provisioner:
                 self.front.close()
         finally:
             self._leave_runtime_directory()
+        if self._cut_short:
+            raise BlinkError("ended by a second signal, before all requests were served")
 
     def _signalled(self, number: signal.Signals) -> None:
         if not self._stopping.is_set():
             log.info("%s: draining", number.name)
             self._stopping.set()
         else:
-            log.warning("%s again: ending everything at once", number.name)
+            self._cut_short = True
             self._kill()
 
     def _kill(self) -> None:
