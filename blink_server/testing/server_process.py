@@ -10,43 +10,36 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from blink_server.process import ProcessId
+from blink_server.process import Process, ProcessId
 from blink_server.runtime_dir import read_record
 
-_START_SECONDS = 60.0
-_STOP_SECONDS = 60.0
+_SECONDS = 60.0  # longer than anything here takes
 
 
 class ServerProcess:
     """One `serve` on a free port; `lines` is all that it and its children have written so far."""
 
-    def __init__(self, process: asyncio.subprocess.Process, runtime: Path) -> None:
+    def __init__(self, runtime: Path) -> None:
         self.runtime = runtime
         self.lines: list[str] = []
-        self._process = process
-        self._changed = asyncio.Condition()
-        self._ended = False
-        self._reader = asyncio.create_task(self._read())
+        self._process: Process
+        self._waiting: dict[asyncio.Future[str], str] = {}
 
     @classmethod
     async def start(
         cls, repository: Path, runtime: Path, *arguments: str, plugins: Path | None = None
     ) -> ServerProcess:
         """Start; returns at once. Further command line `arguments` win over those given here."""
+        server = cls(runtime)
         command = [
             *(sys.executable, "-m", "blink_server", "serve", "--port=0"),
             *(f"--model-repository={repository}", f"--runtime-dir={runtime}"),
             *(() if plugins is None else (f"--plugin-dir={plugins}",)),
             *arguments,
         ]
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        return cls(process, runtime)
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+        server._process = await Process.start(command, env=environment, on_line=server._read)
+        return server
 
     @property
     def output(self) -> str:
@@ -58,34 +51,34 @@ class ServerProcess:
 
     async def line(self, text: str) -> str:
         """Wait for a line that contains `text`. Raises AssertionError if none comes."""
-
-        def found() -> list[str]:
-            return [line for line in self.lines if text in line]
-
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_START_SECONDS), self._changed:
-                await self._changed.wait_for(lambda: found() or self._ended)
-        if not found():
+        for line in self.lines:
+            if text in line:
+                return line
+        found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting[found] = text
+        ended = asyncio.ensure_future(self._process.wait())
+        await asyncio.wait((found, ended), timeout=_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        del self._waiting[found]
+        if not found.done():
             raise AssertionError(f"no line with {text!r} in:\n{self.output}")
-        return found()[0]
+        return found.result()
 
     async def ready(self) -> str:
         """Wait until every model is READY or UNAVAILABLE; returns the server's URL."""
-        url = (await self.line("Blink server on ")).split()[-1]
-        return url
+        return (await self.line("Blink server on ")).split()[-1]
 
-    async def exit(self) -> int:
+    async def exit(self) -> int | None:
         """Wait for the provisioner's end; returns its status."""
-        return await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
+        return (await asyncio.wait_for(self._process.wait(), _SECONDS)).code
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the provisioner."""
-        self._process.send_signal(number)
+        self._process.signal(number)
 
-    async def stop(self) -> int:
+    async def stop(self) -> int | None:
         """SIGTERM, and wait."""
-        with contextlib.suppress(ProcessLookupError):
-            self.signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
         return await self.exit()
 
     def front(self) -> ProcessId:
@@ -118,24 +111,17 @@ class ServerProcess:
     def kill_everything(self) -> None:
         """End whatever of this server is left, for a test's clean-up."""
         records = [self.runtime / "http.json", *self.runtime.glob("runner-*/runner.json")]
-        if self._process.returncode is None:
-            self._process.kill()
+        self._process.kill()
         for record in records:
             if (found := read_record(record)) is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(found[0].pid, signal.SIGKILL)
 
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
-            await self._append(line.decode().rstrip("\n"))
-        self._ended = True
-        await self._append()
-
-    async def _append(self, *lines: str) -> None:
-        async with self._changed:
-            self.lines += lines
-            self._changed.notify_all()
+    def _read(self, line: str) -> None:
+        self.lines.append(line)
+        for found, text in self._waiting.items():
+            if text in line and not found.done():
+                found.set_result(line)
 
 
 def processes(needle: Path) -> Sequence[int]:
