@@ -105,10 +105,10 @@ class Runner:
 
     def close(self) -> None:
         """Stop between two steps and give everything back."""
-        self._stopping.set()
         if self._leases is not None:
             self._leases.close()
-        self._scheduler.stop()
+        self._scheduler.stop()  # waits for the running step, so the engine thread ends after it
+        self._stopping.set()
         self._engine.join()
         self._provisioned.close()
         for fd in (self._ring_fd, self._doorbell, *self._notify):

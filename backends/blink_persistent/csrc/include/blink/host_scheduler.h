@@ -3,10 +3,12 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "port_host.h"
@@ -53,13 +55,16 @@ struct HostEngine {
 
     // Completes `tables` from the vectors. Raises invalid_argument where they do not fit its shapes.
     void finish() {
+        if (tables.token_granularity == 0) throw std::invalid_argument("token granularity must be positive");
         const uint32_t columns = (tables.max_prefill_tokens + tables.token_granularity - 1) / tables.token_granularity;
         if (graphs.empty() || graphs.size() > 0xffff) throw std::invalid_argument("graph grid: 1 to 65535 keys");
         if (decode_lookup.size() != tables.max_rows) throw std::invalid_argument("decode lookup: one entry a row");
         if (prefill_lookup.size() != static_cast<size_t>(tables.max_sequences) * columns)
             throw std::invalid_argument("prefill lookup: max_sequences x token columns");
-        for (const uint16_t graph : decode_lookup) check_graph(graph, Phase::kDecode);
-        for (const uint16_t graph : prefill_lookup) check_graph(graph, Phase::kPrefill);
+        check_lookups(columns);
+        if (tables.max_prefill_tokens < 2) throw std::invalid_argument("a prefill launch must hold two tokens");
+        if (tables.rows_movable != 0 && tables.block_count < 2)
+            throw std::invalid_argument("block count: the null block and at least one more");
         if (tables.block_size == 0 || static_cast<uint64_t>(tables.block_size) * tables.max_blocks < tables.context_length)
             throw std::invalid_argument("block size x max blocks must cover the context length");
         decode = std::make_unique<HostPhaseBuffers>(tables.max_rows, tables.max_rows, tables.max_blocks);
@@ -75,12 +80,26 @@ struct HostEngine {
     }
 
   private:
-    void check_graph(uint16_t graph, Phase phase) const {
-        if (graph >= graphs.size() || graphs[graph].phase != phase || graphs[graph].sequences > (phase == Phase::kDecode ? tables.max_rows : tables.max_sequences))
+    // Every entry must name a graph of its phase, within the limits, that holds the entry's steps.
+    void check_lookups(uint32_t columns) const {
+        for (uint32_t rows = 1; rows <= tables.max_rows; ++rows)
+            check_graph(decode_lookup[rows - 1], Phase::kDecode, rows, rows);
+        for (uint32_t sequences = 1; sequences <= tables.max_sequences; ++sequences)
+            for (uint32_t column = 0; column < columns; ++column)
+                check_graph(prefill_lookup[(sequences - 1) * columns + column], Phase::kPrefill, sequences,
+                            std::min((column + 1) * tables.token_granularity, tables.max_prefill_tokens));
+    }
+
+    void check_graph(uint16_t graph, Phase phase, uint32_t sequences, uint32_t tokens) const {
+        const uint32_t limit = phase == Phase::kDecode ? tables.max_rows : tables.max_sequences;
+        if (graph >= graphs.size() || graphs[graph].phase != phase || graphs[graph].sequences > limit)
             throw std::invalid_argument("lookup table names a graph of another phase or beyond the limits");
+        if (graphs[graph].sequences < sequences || graphs[graph].tokens < tokens)
+            throw std::invalid_argument("lookup table names a graph that is too small for its step");
     }
 };
 
+// Descriptors that others own; they must stay open until the scheduler was stopped.
 struct Doorbells {
     int scheduler;            // rung by frontends, the engine thread and the host
     std::vector<int> ranges;  // rung by the scheduler, one a range; may be empty
@@ -110,7 +129,7 @@ class HostScheduler {
 
     // Runs passes on a thread of its own until stop(), parking and resuming on command.
     void start() {
-        if (thread_.joinable()) throw std::logic_error("the scheduler runs already");
+        if (stopped_ || thread_.joinable()) throw std::logic_error("the scheduler runs already, or was stopped");
         thread_ = std::thread([this] { run(); });
     }
 
@@ -125,11 +144,13 @@ class HostScheduler {
         ring_bell(bells_.scheduler);
     }
 
-    // Stops between two steps, joins the thread and releases a waiting engine thread.
+    // Stops between two steps, joins the thread, then releases a waiting engine thread, which must
+    // serve until then: a step in flight is waited for. Uses the doorbells for the last time.
     void stop() {
+        if (std::exchange(stopped_, true)) return;
         command(Command::kStop);
-        mailbox_.close();
         if (thread_.joinable()) thread_.join();
+        mailbox_.close();
     }
 
     // The engine thread's side: the next graph to run, or none after the timeout.
@@ -203,6 +224,7 @@ class HostScheduler {
     std::vector<Line> memory_;
     std::optional<Scheduler<HostPort>> scheduler_;
     std::thread thread_;
+    bool stopped_ = false;
 };
 
 }  // namespace blink

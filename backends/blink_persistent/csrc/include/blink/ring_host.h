@@ -19,6 +19,9 @@ struct RingShape {
     uint64_t aux_words;
 };
 
+// The part of the header that describes the ring and never changes.
+constexpr size_t kDescribedBytes = BLINK_OFFSETOF(RingHeader, aux_words_per_range) + sizeof(RingHeader::aux_words_per_range);
+
 // The header of an empty ring of this shape. Raises invalid_argument.
 inline RingHeader describe_ring(const RingShape& shape, uint32_t epoch) {
     if (shape.ranges == 0 || shape.ranges > kMaxRanges)
@@ -73,7 +76,7 @@ inline RingView attach_ring(void* memory, uint64_t bytes) {
     const RingShape shape{header->range_count, header->slots_per_range, header->prompt_words_per_range,
                           header->output_words_per_range, header->aux_words_per_range};
     const RingHeader expected = describe_ring(shape, header->epoch);
-    if (std::memcmp(header, &expected, BLINK_OFFSETOF(RingHeader, accepting)) != 0 || bytes < header->total_bytes)
+    if (std::memcmp(header, &expected, kDescribedBytes) != 0 || bytes < header->total_bytes)
         throw std::invalid_argument("ring: header sizes do not fit the memory");
     return view_ring(memory);
 }

@@ -146,7 +146,9 @@ class HostSampler {
     }
 
     int32_t draw(const SamplingRow& row, const float* logits, float best) {
-        double mass = exponentials(logits, vocabulary_size_, best, 1.0f / row.temperature, weights_.data());
+        // A reciprocal of infinity would turn the best logit's zero distance into NaN.
+        const float inverse = std::min(1.0f / row.temperature, std::numeric_limits<float>::max());
+        double mass = exponentials(logits, vocabulary_size_, best, inverse, weights_.data());
         const float uniform = uniform_at(row.seed, row.position);
         const bool filtered = row.min_p > 0.0f || row.top_k > 0 || row.top_p < 1.0f;
         if (!filtered) {

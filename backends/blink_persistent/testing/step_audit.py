@@ -1,0 +1,154 @@
+"""Follows a scheduler's trace and checks each launched step against it.
+
+It holds, on its own, what the scheduler must hold: who waits in which order, who has which row,
+whose prompt is computed. Every check raises AssertionError naming what was broken.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blink_persistent.graph_grid import DECODE
+from blink_persistent.testing.scripted_harness import (
+    Launch,
+    ScriptedHarness,
+    TraceEvent,
+    TraceKind,
+)
+
+
+class StepAudit:
+    """Audits one harness; call `after_pass` after each of its passes.
+
+    `in_flight` are the slots that the running step serves, `rows` maps rows to slots.
+    """
+
+    def __init__(self, harness: ScriptedHarness) -> None:
+        self._harness = harness
+        self._shape = harness.shape
+        self._buffers: list[dict[str, Any]] = [harness.engine.arrays(phase) for phase in (0, 1)]
+        self._waiting: dict[int, tuple[int, int]] = {}  # slot -> (priority, order of claim)
+        self._order: dict[int, int] = {}
+        self._claims = 0
+        self.rows: dict[int, int] = {}
+        self._decoding: set[int] = set()
+        self.in_flight: tuple[int, ...] = ()
+        self.seen: dict[TraceKind, int] = dict.fromkeys(TraceKind, 0)
+
+    def after_pass(self) -> None:
+        """Follow what the pass did; check the step it launched, if any."""
+        for event in self._harness.trace():
+            self.seen[event.kind] += 1
+            self._follow(event)
+        header_rows = self._harness.ring.field("rows_used")
+        assert header_rows == len(self.rows), f"{header_rows} rows used, traced {self.rows}"
+
+    def _follow(self, event: TraceEvent) -> None:
+        slot = event.a
+        match event.kind:
+            case TraceKind.CLAIM:
+                self._claims += 1
+                self._order[slot] = self._claims
+                self._wait(slot)
+            case TraceKind.ADMIT:
+                self._admit(slot, event.b)
+            case TraceKind.PREEMPT:
+                self._leave_row(slot)
+                self._wait(slot)
+            case TraceKind.END:
+                if self._waiting.pop(slot, None) is None:
+                    self._leave_row(slot)
+            case TraceKind.MOVE:
+                assert self._shape.rows_movable, "a row moved that must not"
+                assert event.b not in self.rows, f"row {event.a} moved onto a busy row {event.b}"
+                self.rows[event.b] = self.rows.pop(event.a)
+            case TraceKind.LAUNCH:
+                self._check_launch(event)
+
+    def _wait(self, slot: int) -> None:
+        priority = int(self._harness.ring.records["priority"][slot])
+        self._waiting[slot] = (priority, self._order[slot])
+
+    def _leave_row(self, slot: int) -> None:
+        (row,) = [row for row, holder in self.rows.items() if holder == slot]
+        del self.rows[row]
+        self._decoding.discard(slot)
+
+    def _admit(self, slot: int, row: int) -> None:
+        first = min(self._waiting.values())
+        assert self._waiting.pop(slot) == first, f"slot {slot} overtook one claimed before it"
+        free = next(r for r in range(self._shape.max_rows) if r not in self.rows)
+        assert row == free, f"slot {slot} got row {row}, the lowest free one is {free}"
+        self.rows[row] = slot
+
+    def _check_launch(self, event: TraceEvent) -> None:
+        key = self._shape.grid.keys[event.a]
+        launch = Launch(event.a, key.phase, key.sequences, key.tokens)
+        assert key.sequences >= event.b, f"{event.b} sequences in {key}"
+        assert key.tokens >= event.c, f"{event.c} tokens in {key}"
+        if self._shape.rows_movable:
+            assert sorted(self.rows) == list(range(len(self.rows))), f"holes in rows {self.rows}"
+        if launch.phase == DECODE:
+            self._check_decode(launch)
+        else:
+            self._check_prefill(launch, event.b)
+
+    def _check_decode(self, launch: Launch) -> None:
+        step = self._buffers[launch.phase]
+        tables = step["block_tables"].reshape(self._shape.max_rows, -1)
+        owners: dict[int, int] = {}
+        for row in range(launch.sequences):
+            slot = self.rows.get(row)
+            if slot is None or slot not in self._decoding:
+                assert step["lengths"][row] == 0, f"inactive row {row} has a length"
+                assert step["start_positions"][row] == 0, f"inactive row {row} has a start"
+                assert tables[row, 0] == 0, f"inactive row {row} has a block"
+                continue
+            length = self._tokens(slot)
+            assert step["lengths"][row] == length, f"row {row}: length {step['lengths'][row]}"
+            assert step["start_positions"][row] == length - 1
+            self._own_blocks(owners, tables[row], slot, length)
+        self.in_flight = tuple(sorted(self._decoding))
+
+    def _check_prefill(self, launch: Launch, sequences: int) -> None:
+        step = self._buffers[launch.phase]
+        tables = step["block_tables"].reshape(self._shape.max_sequences, -1)
+        slots = [self.rows[int(row)] for row in step["rows"][:sequences]]
+        assert len(set(slots)) == sequences, "one request twice in a prefill"
+        owners: dict[int, int] = {}
+        for row, slot in self.rows.items():
+            if slot in self._decoding:
+                decode_table = self._buffers[DECODE]["block_tables"]
+                table = decode_table.reshape(self._shape.max_rows, -1)[row]
+                self._own_blocks(owners, table, slot, self._tokens(slot) - 1)
+        for i, slot in enumerate(slots):
+            start, length = int(step["start_positions"][i]), int(step["lengths"][i])
+            packed = int(step["cu_seqlens"][i + 1] - step["cu_seqlens"][i])
+            assert packed == length - start > 0, (
+                f"slot {slot}: {packed} tokens for {length - start}"
+            )
+            total = self._tokens(slot)
+            assert packed > 1 or total == 1 or length < total, "a last chunk of one token"
+            self._own_blocks(owners, tables[i], slot, length)
+            if length == total:
+                self._decoding.add(slot)
+        assert not step["lengths"][sequences : launch.sequences].any(), "padding has a length"
+        self.in_flight = tuple(slots)
+
+    def _tokens(self, slot: int) -> int:
+        generated = self._harness.status(slot).generated
+        return int(self._harness.ring.records["prompt_length"][slot]) + generated
+
+    def _own_blocks(
+        self, owners: dict[int, int], table: npt.NDArray[np.int32], slot: int, tokens: int
+    ) -> None:
+        """Claims the blocks that `tokens` tokens lie in for `slot`; none may have an owner."""
+        if not self._shape.rows_movable:
+            return
+        for block in table[: -(-tokens // self._shape.block_size)].tolist():
+            assert 0 < block < self._shape.block_count, f"slot {slot} uses block {block}"
+            assert block not in owners, f"slots {owners[block]} and {slot} share block {block}"
+            owners[block] = slot
