@@ -1,0 +1,71 @@
+# The project's commands; `make help` lists them. Everything is installed into .venv, nothing else.
+
+PYTHON ?= python3
+PORT ?= 8000
+
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := CMakeLists.txt $(shell find backends/blink_persistent/csrc -type f)
+CHECKED := blink_server backends tests tools
+CXX_SOURCES := $(shell find backends/blink_persistent/csrc -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+
+.PHONY: help demo stop test test-all lint format bench stubs clean
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo        install, import SmolLM2-135M-Instruct, serve it, ask it something"
+	@echo "                   PORT=8001      listen elsewhere than on 8000"
+	@echo "                   DEMO_EXIT=1    stop the server again afterwards"
+	@echo "make stop        stop the server that make demo has left running"
+	@echo "make test        lint, types and the fast tests"
+	@echo "make test-all    the same and the tests marked slow, which use the real model"
+	@echo "make bench       measure the server on this machine against its targets"
+	@echo "make lint        ruff, clang-format and mypy alone"
+	@echo "make format      rewrite Python and C++ in the project's format"
+	@echo "make stubs       write the native module's type stub again"
+	@echo "make clean       remove what was built and installed; imported models stay"
+	@echo "PYTHON=python3.12 in front of or behind any of them chooses the interpreter of .venv"
+
+# A file in .venv for each set of extras that is installed. The install is editable: one install
+# serves demo, tests and development, Python changes act at once, and a change of the native
+# sources or of the dependencies makes these files old, so that the next command installs again.
+$(VENV)/installed: pyproject.toml $(SOURCES)
+	@$(PYTHON) tools/set_up.py $(VENV)
+	@touch $@
+
+$(VENV)/installed-dev: pyproject.toml $(SOURCES)
+	@$(PYTHON) tools/set_up.py $(VENV) dev bench
+	@touch $@ $(VENV)/installed
+
+demo: $(VENV)/installed
+	@$(BIN)/python tools/demo.py run --port $(PORT) $(if $(filter-out 0,$(DEMO_EXIT)),--exit)
+
+stop:
+	@if [ -x $(BIN)/python ]; then $(BIN)/python tools/demo.py stop; fi
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-all: lint
+	$(BIN)/python -m pytest -m "not gpu and not rdma"
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
+	$(BIN)/mypy
+
+format: $(VENV)/installed-dev
+	$(BIN)/ruff check --fix $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
+	$(BIN)/clang-format -i $(CXX_SOURCES)
+
+bench: $(VENV)/installed-dev
+	$(BIN)/python tests/bench/serve_bench.py
+
+stubs: $(VENV)/installed-dev
+	$(BIN)/python -m nanobind.stubgen -m blink_persistent._native -o backends/blink_persistent/_native.pyi
+
+clean: stop
+	rm -rf $(VENV) build .run .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,203 @@
+"""Measures the whole server over HTTP against its targets: `make bench`.
+
+What is measured, each as the median of five rounds whose measurements take turns:
+
+- ready: seconds from starting `blink-server serve` until its model serves, a fresh server each;
+- one stream: tokens a second after the first token, one greedy chat of 200 tokens;
+- eight streams: tokens of eight such chats, asked at once, over the seconds from the first token
+  of any to the last token of all (so the other seven prompts are read within it);
+- first token: seconds from sending a prompt of 200 tokens to its first text, nothing else running;
+- memory: PSS of all processes of the server together, after the eight streams of the last round.
+
+The client shares the server's cores, as a user's would on a small machine. It reads raw sockets
+in one thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from blink_server.errors import BlinkError
+from blink_server.testing.stream_client import StreamedAnswer, stream_answer
+
+sys.path.insert(0, str(Path(__file__).parent))
+from machine import describe_machine
+from served import proportional_bytes, served
+
+PROJECT = Path(__file__).resolve().parents[2]
+RESULTS = Path(__file__).parent / "results"
+MODEL = "smollm2-135m-instruct"
+STREAMS = 8
+ANSWER_TOKENS = 200
+PROMPT_TOKENS = 200
+_TOPICS = ("rivers", "clocks", "bread", "maps", "glass", "bees", "tides", "paper")
+_PROSE = (
+    "The harbour town had always lived by the sea, and its people kept the habits of the tide. "
+    "In the morning the boats went out past the lighthouse, and by noon the market was full of "
+    "fish, bread, rope and gossip. Children learned to mend nets before they learned to read, "
+    "and old men argued about the weather with great precision. When the railway came, it "
+    "brought visitors who admired the light and painters who stayed for the winter. "
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One figure of the report: its raw values, and what its median is held against."""
+
+    name: str
+    unit: str
+    values: tuple[float, ...]
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def met(self) -> bool:
+        low = self.at_least is None or self.median >= self.at_least
+        return low and (self.at_most is None or self.median <= self.at_most)
+
+    @property
+    def target(self) -> str:
+        if self.at_least is not None:
+            return f">= {self.at_least:g}"
+        return "" if self.at_most is None else f"<= {self.at_most:g}"
+
+
+async def chat(url: str, topic: str) -> StreamedAnswer:
+    """One greedy chat of exactly `ANSWER_TOKENS` tokens. Raises BlinkError."""
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": f"Write a long story about {topic}."}],
+        "temperature": 0,
+        "max_tokens": ANSWER_TOKENS,
+        "ignore_eos": True,
+    }
+    answer = await stream_answer(url, "/v1/chat/completions", body)
+    if answer.usage["completion_tokens"] != ANSWER_TOKENS:
+        raise BlinkError(f"an answer has {answer.usage}, not {ANSWER_TOKENS} tokens")
+    return answer
+
+
+async def one_stream(url: str) -> float:
+    """Tokens a second."""
+    return (await chat(url, _TOPICS[0])).decode_rate
+
+
+async def eight_streams(url: str) -> float:
+    """Tokens a second of all together."""
+    answers = await asyncio.gather(*(chat(url, topic) for topic in _TOPICS))
+    begun = min(answer.first_ns for answer in answers)
+    ended = max(answer.last_ns for answer in answers)
+    return STREAMS * (ANSWER_TOKENS - 1) / ((ended - begun) / 1e9)
+
+
+async def first_token(url: str, prompt: str) -> float:
+    """Seconds to the first token of a prompt of `PROMPT_TOKENS` tokens. Raises BlinkError."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+    answer = await stream_answer(url, "/v1/completions", body)
+    if answer.usage["prompt_tokens"] != PROMPT_TOKENS:
+        raise BlinkError(f"the prompt has {answer.usage}, not {PROMPT_TOKENS} tokens")
+    return answer.time_to_first_token
+
+
+def prompt_text(version: Path, number: int) -> str:
+    """Prose of `PROMPT_TOKENS` tokens, another one for each number."""
+    tokenizer = Tokenizer.from_file(str(version / "tokenizer.json"))
+    ids = tokenizer.encode(f"Chapter {number}. " + _PROSE * 4, add_special_tokens=False).ids
+    return str(tokenizer.decode(ids[:PROMPT_TOKENS]))
+
+
+async def measure(repository: Path, rounds: int) -> tuple[list[Measure], dict[str, int]]:
+    """All figures, and the memory of each process. Raises BlinkError."""
+    ready = []
+    for _ in range(rounds - 1):
+        async with served(repository) as (_server, _url, seconds):
+            ready.append(seconds)
+    one, eight, first = [], [], []
+    version = max((repository / MODEL).iterdir(), key=lambda entry: entry.name)
+    async with served(repository) as (server, url, seconds):
+        ready.append(seconds)
+        await one_stream(url)
+        for number in range(rounds):
+            one.append(await one_stream(url))
+            first.append(await first_token(url, prompt_text(version, number)))
+            eight.append(await eight_streams(url))
+        memory = proportional_bytes(server.pid)
+    ratios = [together / alone for together, alone in zip(eight, one, strict=True)]
+    total = sum(memory.values()) / 1e9
+    return [
+        Measure("one stream", "tokens/s", tuple(one), at_least=90),
+        Measure("eight streams", "tokens/s", tuple(eight)),
+        Measure("eight streams over one", "times", tuple(ratios), at_least=2.5),
+        Measure("first token, 200-token prompt", "s", tuple(first), at_most=0.35),
+        Measure("memory of all processes (PSS)", "GB", (total,), at_most=1.5),
+        Measure("serve to ready", "s", tuple(ready), at_most=15),
+    ], memory
+
+
+def report(measures: Sequence[Measure]) -> Table:
+    """The table that is printed."""
+    table = Table("measure", "median", "of", "target", "")
+    for one in measures:
+        values = " ".join(f"{value:.3g}" for value in one.values)
+        verdict = "" if not one.target else "met" if one.met else "MISSED"
+        table.add_row(one.name, f"{one.median:.3g} {one.unit}", values, one.target, verdict)
+    return table
+
+
+def write_results(
+    measures: Sequence[Measure], memory: dict[str, int], machine: dict[str, Any]
+) -> Path:
+    """Keep everything under results/, by date."""
+    document = {
+        "method": (__doc__ or "").strip(),
+        "machine": machine,
+        "measures": [{**asdict(one), "median": one.median, "met": one.met} for one in measures],
+        "memory_bytes": memory,
+    }
+    path = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-cpu.json"
+    path.write_text(json.dumps(document, indent=2) + "\n")
+    return path
+
+
+@click.command()
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option(
+    "--model-repository",
+    "repository",
+    type=click.Path(path_type=Path),
+    default=PROJECT / "model_repository",
+)
+def main(rounds: int, repository: Path) -> None:
+    """Measure, print and keep; exit code 1 where a target is missed."""
+    if not (repository / MODEL).is_dir():
+        raise click.ClickException(f"{repository / MODEL} is not there: run make demo once")
+    machine = describe_machine()
+    try:
+        measures, memory = asyncio.run(measure(repository, rounds))
+    except BlinkError as error:
+        raise click.ClickException(str(error)) from error
+    console = Console()
+    console.print(report(measures))
+    console.print(f"raw numbers: {write_results(measures, memory, machine)}")
+    sys.exit(0 if all(one.met for one in measures) else 1)
+
+
+if __name__ == "__main__":
+    main()
