@@ -21,6 +21,9 @@ import onnxruntime
 from blink_persistent.engines.onnx_cpu.graph import FORMAT, METADATA_KEY
 from blink_server.errors import EngineFailure, InvalidModel, Problem
 
+# Query tiles of attention are multiples of this (2 * head_dim, or less on small caches).
+_QUERY_TILE = 32
+
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 
@@ -31,7 +34,7 @@ class StepInputs:
 
     token_ids [capacity]: decode, one a row; prefill, the tokens of one chunk.
     start_positions [rows]: KV entries before the step. lengths [rows]: after it, 0 = inactive.
-    Prefill uses element 0 of the last two.
+    Prefill reads start_positions[0], and knows the length from the chunk.
     """
 
     token_ids: Int32Array
@@ -93,14 +96,16 @@ class Decoder:
             _require(inputs.start_positions, np.int32, (rows,), f"{name}.start_positions")
             _require(inputs.lengths, np.int32, (rows,), f"{name}.lengths")
         self._decode_inputs, self._prefill_inputs, self._logits = decode, prefill, logits
-        self._pair = StepInputs(np.zeros(2, np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32))
+        self._own_start, self._own_length = np.zeros(1, np.int32), np.zeros(1, np.int32)
+        self._pair = np.zeros(2, np.int32)
         self._prefilled = [(0, 0)] * max_rows  # length and last token of each row's last chunk
         self._memory, self.kv = _map_slabs(self.shape, max_rows, context_length)
         self._decode_bindings = [
             self._bind(decode, first_row=0, rows=rows) for rows in range(1, max_rows + 1)
         ]
+        chunk = StepInputs(prefill.token_ids, self._own_start, self._own_length)
         self._prefill_bindings = [
-            self._bind(prefill, first_row=row, rows=1) for row in range(max_rows)
+            self._bind(chunk, first_row=row, rows=1) for row in range(max_rows)
         ]
 
     def decode(self, rows: int) -> None:
@@ -117,28 +122,41 @@ class Decoder:
     def prefill(self, row: int, count: int) -> None:
         """One chunk of `count` prompt tokens on the slab of `row`; its last logits to logits[0].
 
-        The chunk is appended at prefill.start_positions[0]; prefill.lengths[0] is that plus
-        `count`. However a prompt is cut into chunks, entries and logits are the same, bit by bit.
-        Raises `EngineFailure`, also when the chunk passes the context length; `ValueError` if
-        there is no such row or the token buffer is shorter than `count`.
+        The chunk is appended at prefill.start_positions[0]. However a prompt is cut into chunks,
+        entries and logits are the same, bit by bit. Raises `EngineFailure`, also when the chunk
+        passes the context length; `ValueError` if there is no such row or the token buffer is
+        shorter than `count`.
         """
         inputs = self._prefill_inputs
         if not (0 <= row < self.max_rows and 1 <= count <= len(inputs.token_ids)):
             limits = f"row must be below {self.max_rows}, count from 1 to {len(inputs.token_ids)}"
             raise ValueError(f"row is {row}, count {count}; {limits}")
-        start, last_token = int(inputs.start_positions[0]), int(inputs.token_ids[count - 1])
+        tokens, start = inputs.token_ids[:count], int(inputs.start_positions[0])
+        for piece, position in self._without_lone_queries(row, tokens, start):
+            self._own_start[0] = position
+            self._own_length[0] = position + len(piece)
+            binding = self._prefill_bindings[row]
+            shape = [1, len(piece)]
+            binding.bind_input("token_ids", "cpu", 0, np.int32, shape, piece.ctypes.data)
+            self._run(binding)
+        self._prefilled[row] = start + count, int(tokens[-1])
+
+    def _without_lone_queries(
+        self, row: int, tokens: Int32Array, start: int
+    ) -> list[tuple[Int32Array, int]]:
+        """The launches (tokens, start) of one chunk, none of which has a tile of one query.
+
+        Attention takes queries by tiles, and one alone is computed in another order than several
+        are: the difference would show how the prompt was cut.
+        """
         length, previous_token = self._prefilled[row]
-        if count == 1 and start == length > 0:
-            # A lone query attends by other arithmetic than several do, and the difference shows:
-            # the token before it is computed again, to the same entry, for company.
-            inputs, count = self._pair, 2
-            inputs.token_ids[:] = previous_token, last_token
-            inputs.start_positions[0] = start - 1
-            inputs.lengths[0] = start + 1
-        binding = self._prefill_bindings[row]
-        _bind_inputs(binding, inputs, 1, count)
-        self._run(binding)
-        self._prefilled[row] = int(inputs.lengths[0]), last_token
+        if len(tokens) == 1 and start == length > 0:
+            # Computing the token before it again gives the same entry, and company.
+            self._pair[:] = previous_token, tokens[0]
+            return [(self._pair, start - 1)]
+        if len(tokens) > 1 and len(tokens) % _QUERY_TILE == 1:
+            return [(tokens[:-2], start), (tokens[-2:], start + len(tokens) - 2)]
+        return [(tokens, start)]
 
     def close(self) -> None:
         """Give the session and the slabs back; no step may follow, and no view of `kv` be used."""
@@ -155,7 +173,12 @@ class Decoder:
     def _bind(self, inputs: StepInputs, *, first_row: int, rows: int) -> Any:
         """All ends of a step on `rows` slabs from `first_row` on; logits from row 0 on."""
         binding = self._session.io_binding()
-        _bind_inputs(binding, inputs, rows, 1)
+        for name, array, shape in (
+            ("token_ids", inputs.token_ids, [rows, 1]),
+            ("start_positions", inputs.start_positions, [rows]),
+            ("lengths", inputs.lengths, [rows]),
+        ):
+            binding.bind_input(name, "cpu", 0, np.int32, shape, array.ctypes.data)
         shape = [rows, self.shape.vocabulary_size]
         binding.bind_output("logits", "cpu", 0, np.float32, shape, self._logits.ctypes.data)
         shape = [rows, *self.kv.shape[3:]]
@@ -165,15 +188,6 @@ class Decoder:
                 binding.bind_input(f"past.{layer}.{part}", "cpu", 0, np.float32, shape, address)
                 binding.bind_output(f"present.{layer}.{part}", "cpu", 0, np.float32, shape, address)
         return binding
-
-
-def _bind_inputs(binding: Any, inputs: StepInputs, rows: int, tokens: int) -> None:
-    for name, array, shape in (
-        ("token_ids", inputs.token_ids, [rows, tokens]),
-        ("start_positions", inputs.start_positions, [rows]),
-        ("lengths", inputs.lengths, [rows]),
-    ):
-        binding.bind_input(name, "cpu", 0, np.int32, shape, array.ctypes.data)
 
 
 def _load(model: Path, threads: int) -> onnxruntime.InferenceSession:
