@@ -10,38 +10,85 @@ struct GpuScheduler {
     void* ring;
     EngineTables engine;
     SchedulerState* state;
-    const ControlWords* control;      // mapped host memory
-    const cudaGraphExec_t* graphs;    // [engine.graph_count], instantiated for device launch
+    const ControlWords* control;    // mapped host memory
+    const cudaGraphExec_t* graphs;  // [engine.graph_count], instantiated for device launch
+    Profile* profile;               // null: none is kept
 };
+
+// Where the host finds what it may read of the state while the scheduler is parked.
+struct StateAddresses {
+    uint64_t bytes;
+    uint64_t trace;
+    uint64_t trace_count;
+};
+
+// All lanes copy together; T is made of whole 8-byte words.
+template <class T>
+__device__ void copy_together(T* to, const T* from) {
+    static_assert(sizeof(T) % 8 == 0 && alignof(T) % 8 == 0);
+    for (uint32_t i = threadIdx.x; i < sizeof(T) / 8; i += blockDim.x)
+        reinterpret_cast<uint64_t*>(to)[i] = reinterpret_cast<const uint64_t*>(from)[i];
+    __syncthreads();
+}
+
+__device__ SchedulerCondition condition_after(Outcome outcome) {
+    switch (outcome) {
+        case Outcome::kPark: return SchedulerCondition::kParked;
+        case Outcome::kStop: return SchedulerCondition::kStopped;
+        case Outcome::kFailed: return SchedulerCondition::kFailed;
+        default: return SchedulerCondition::kRunning;
+    }
+}
 
 }  // namespace blink
 
+// Lays out and initializes the state of a new scheduler over a ring in device memory. Without
+// memory it only tells how many bytes are needed. One thread.
+extern "C" __global__ void blink_initialize_state(const blink::GpuScheduler* parameters, uint32_t trace_capacity,
+                                                  blink::StateAddresses* addresses) {
+    using namespace blink;
+    const EngineTables& engine = parameters->engine;
+    auto* header = static_cast<RingHeader*>(parameters->ring);
+    SchedulerState* state = parameters->state;
+    addresses->bytes = lay_out_state(reinterpret_cast<uint8_t*>(state), header->slot_count, engine, trace_capacity);
+    if (state == nullptr) return;
+    initialize_state(*state, engine);
+    header->accepting = 1;
+    addresses->trace = reinterpret_cast<uint64_t>(state->trace);
+    addresses->trace_count = reinterpret_cast<uint64_t>(&state->trace_count);
+}
+
+// Runs until it is told to park or stop, or a launch fails. What is read at every step lies in
+// shared memory while an instance runs; between instances all state is in global memory.
 extern "C" __global__ void __launch_bounds__(blink::GpuPort::kLanes, 1)
     blink_scheduler(const blink::GpuScheduler* parameters) {
     using namespace blink;
     __shared__ GpuPort::Shared shared;
+    __shared__ EngineTables engine;
+    __shared__ SchedulerState state;
+    GpuPort port(shared, parameters->graphs, parameters->profile);
+    port.stamp(kMomentStarted);
+    copy_together(&engine, &parameters->engine);
+    copy_together(&state, parameters->state);
     const RingView ring = view_ring(parameters->ring);
-    GpuPort port(shared, parameters->graphs);
-    Scheduler<GpuPort> scheduler(port, ring, parameters->engine, *parameters->state, parameters->control);
-    SchedulerCondition condition = SchedulerCondition::kRunning;
-    if (port.lane() == 0) port.store_release(&ring.header->condition, static_cast<uint32_t>(condition));
-    for (;;) {
-        const Outcome outcome = scheduler.pass();
+    RingHeader& header = *ring.header;
+    Scheduler<GpuPort> scheduler(port, ring, engine, state, parameters->control);
+    if (port.lane() == 0) port.store_release(&header.condition, static_cast<uint32_t>(SchedulerCondition::kRunning));
+    Outcome outcome = scheduler.pass();
+    for (; outcome <= Outcome::kIdle; outcome = scheduler.pass())
         if (outcome == Outcome::kIdle) __nanosleep(kIdleSleepNs);
-        if (outcome == Outcome::kRelaunch) {
-            if (port.lane() == 0) {
-                const cudaError_t error = cudaGraphLaunch(cudaGetCurrentGraphExec(), cudaStreamGraphTailLaunch);
-                if (error != cudaSuccess) {
-                    ring.header->error = static_cast<uint32_t>(error);
-                    port.store_release(&ring.header->condition, static_cast<uint32_t>(SchedulerCondition::kFailed));
-                }
-            }
-            return;
-        }
-        if (outcome == Outcome::kPark) condition = SchedulerCondition::kParked;
-        if (outcome == Outcome::kStop) condition = SchedulerCondition::kStopped;
-        if (outcome == Outcome::kFailed) condition = SchedulerCondition::kFailed;
-        if (condition != SchedulerCondition::kRunning) break;
+    copy_together(parameters->state, &state);
+    if (port.lane() != 0) return;
+    SchedulerCondition condition = condition_after(outcome);
+    uint32_t error = port.error();
+    if (outcome == Outcome::kRelaunch) {
+        port.stamp(kMomentRelaunching);
+        __threadfence();
+        error = cudaGraphLaunch(cudaGetCurrentGraphExec(), cudaStreamGraphTailLaunch);
+        if (error == cudaSuccess) return;
+        condition = SchedulerCondition::kFailed;
     }
-    if (port.lane() == 0) port.store_release(&ring.header->condition, static_cast<uint32_t>(condition));
+    if (outcome == Outcome::kPark) header.parks += 1;
+    if (condition == SchedulerCondition::kFailed) header.error = error;
+    port.store_release(&header.condition, static_cast<uint32_t>(condition));
 }

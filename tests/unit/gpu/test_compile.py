@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from blink_persistent.gpu import compile as device_code
 
 try:
@@ -46,7 +47,7 @@ def test_an_error_carries_the_compilers_log_and_leaves_nothing(own_cache: Path) 
         device_code.compile_program(
             "scheduler_gpu.cu",
             arch="sm_90",
-            prologue='static_assert(false, "an impossible wish");\n',
+            epilogue='static_assert(false, "an impossible wish");\n',
         )
     assert kept(own_cache) == []
 

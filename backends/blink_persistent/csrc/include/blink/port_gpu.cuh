@@ -9,6 +9,17 @@
 
 namespace blink {
 
+// Moments of the scheduler's steps, in the order they came, until the capacity is reached.
+struct Profile {
+    uint64_t* events;  // [capacity] nanoseconds << 8 | moment
+    uint32_t capacity;
+    uint32_t count;
+};
+
+// Moments beside those of a step (Moment in scheduler.h).
+constexpr uint32_t kMomentRelaunching = 100;  // about to replace this instance
+constexpr uint32_t kMomentStarted = 101;      // first instruction of an instance
+
 class GpuPort {
   public:
     static constexpr uint32_t kLanes = 256;
@@ -18,7 +29,8 @@ class GpuPort {
         uint32_t warp_sums[kWarps];
     };
 
-    __device__ GpuPort(Shared& shared, const cudaGraphExec_t* graphs) : shared_(shared), graphs_(graphs) {}
+    __device__ GpuPort(Shared& shared, const cudaGraphExec_t* graphs, Profile* profile)
+        : shared_(shared), graphs_(graphs), profile_(profile) {}
 
     __device__ static uint32_t lane() { return threadIdx.x; }
     __device__ static constexpr uint32_t lanes() { return kLanes; }
@@ -51,14 +63,17 @@ class GpuPort {
         return w;
     }
 
+    // One read over the bus for both words. They announce no data, so nothing is acquired.
     __device__ static ControlWords load_control(const ControlWords* control) {
         ControlWords words;
-        asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(words.command) : "l"(&control->command) : "memory");
-        asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(words.close) : "l"(&control->close) : "memory");
+        asm volatile("ld.relaxed.sys.v2.u32 {%0, %1}, [%2];"
+                     : "=r"(words.command), "=r"(words.close)
+                     : "l"(control)
+                     : "memory");
         return words;
     }
 
-    __device__ static uint32_t load_acquire(uint32_t* word) {
+    __device__ static uint32_t load_acquire(const uint32_t* word) {
         uint32_t value;
         asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
         return value;
@@ -83,6 +98,7 @@ class GpuPort {
         __threadfence();
         const cudaError_t error = cudaGraphLaunch(graphs_[graph], cudaStreamGraphFireAndForget);
         if (error == cudaSuccess) return LaunchResult::kLaunched;
+        error_ = static_cast<uint32_t>(error);
         // The exec's last run set its completion counter but is not retired yet.
         return error == cudaErrorInvalidValue ? LaunchResult::kRetry : LaunchResult::kFailed;
     }
@@ -93,7 +109,19 @@ class GpuPort {
         return now;
     }
 
+    // The cudaError_t of the last launch that did not succeed.
+    __device__ uint32_t error() const { return error_; }
+
     __device__ static void notify(uint32_t) {}  // the agent polls
+
+    __device__ void stamp(Moment moment) { stamp(static_cast<uint32_t>(moment)); }
+    __device__ void stamp(uint32_t moment) {
+        if (profile_ == nullptr || lane() != 0 || profile_->count >= profile_->capacity) return;
+        profile_->events[profile_->count++] = now_ns() << 8 | moment;
+    }
+
+    // About a microsecond of reading: as long as one poll takes.
+    __device__ static uint32_t scan_share(uint32_t slots) { return slots < 4 * kLanes ? slots : 4 * kLanes; }
 
   private:
     // Inclusive prefix sum; afterwards warp_sums holds the inclusive sums of whole warps.
@@ -119,6 +147,8 @@ class GpuPort {
 
     Shared& shared_;
     const cudaGraphExec_t* graphs_;
+    Profile* profile_;
+    uint32_t error_ = 0;
 };
 
 }  // namespace blink

@@ -113,6 +113,8 @@ class HostPort {
     }
 
     static uint64_t now_ns() { return monotonic_ns(); }
+    static uint32_t scan_share(uint32_t slots) { return slots; }
+    static void stamp(Moment) {}
 
     void notify(uint32_t range) {
         if (range < notify_fds_.size()) ring_bell(notify_fds_[range]);

@@ -11,8 +11,11 @@
 //   store_release(p, v), store(p, v) a status word that announces data; a plain word others read
 //   launch(graph)                    LaunchResult; fire-and-forget
 //   now_ns(), notify(range)          monotonic clock; tell a range's owner that there is news
+//   scan_share(slots)                how many slots to read between two polls of a running graph
+//   stamp(moment)                    for profiles: this moment of a step is now
 //
-// A pass is the paper's loop: publish finished tokens, scan, claim, admit, launch, poll.
+// A pass is the paper's loop: publish finished tokens, scan, claim, admit, launch, poll. The ring
+// and the host's words are read while a graph runs, so that little is left to do between two.
 #pragma once
 
 #include "scheduler_state.h"
@@ -23,6 +26,10 @@ constexpr uint32_t kLaunchWindow = 120;  // fire-and-forget launches of one pare
 constexpr uint32_t kMaxLaunchRetries = 1u << 20;
 
 enum class LaunchResult : uint32_t { kLaunched = 0, kRetry = 1, kFailed = 2 };
+
+// Moments of a step, in order; what a profile tells apart.
+enum class Moment : uint32_t { kLanded = 0, kDelivered = 1, kDecided = 2, kFilled = 3, kLaunched = 4 };
+constexpr uint32_t kMoments = 5;
 
 enum class Outcome : uint32_t {
     kBusy = 0,      // a graph runs
@@ -42,10 +49,17 @@ class Scheduler {
         : port(port), ring(ring), engine(engine), s(state), control(control) {}
 
     BLINK_DEV Outcome pass() {
-        if (s.flight.active) land();
-        read_control();
-        scan();
-        if (s.flight.active) return finish_pass(Outcome::kBusy);
+        if (s.flight.active) {
+            if (!has_landed()) {
+                look(port.scan_share(ring.slot_count));
+                return finish_pass(Outcome::kBusy);
+            }
+            port.stamp(Moment::kLanded);
+            land();
+            port.stamp(Moment::kDelivered);
+        }
+        if (looks == 0) look(ring.slot_count);
+        looks = 0;
         retire();
         return finish_pass(next_step());
     }
@@ -56,6 +70,7 @@ class Scheduler {
     const EngineTables& engine;
     SchedulerState& s;
     const ControlWords* control;
+    uint32_t looks = 0;  // since the last launch; every lane counts for itself
 
     BLINK_DEV bool leader() const { return port.lane() == 0; }
     BLINK_DEV Request& request(uint32_t slot) const { return s.requests[slot]; }
@@ -81,8 +96,10 @@ class Scheduler {
     }
 
     // scheduler_scan.h
+    BLINK_DEV void look(uint32_t slots);
     BLINK_DEV void read_control();
-    BLINK_DEV void scan();
+    BLINK_DEV void scan(uint32_t slots);
+    BLINK_DEV bool asks(uint32_t slot) const;
     BLINK_DEV uint32_t inspect(uint32_t slot);
     BLINK_DEV void claim(uint32_t slot, uint64_t number);
     BLINK_DEV Reason refuse(const Request& r, uint32_t range) const;
@@ -105,10 +122,12 @@ class Scheduler {
     BLINK_DEV void fill_prefill(uint32_t sequences);
     BLINK_DEV void fill_decode(uint32_t rows);
     BLINK_DEV void fill_sampling(SamplingRow& row, uint32_t slot) const;
+    BLINK_DEV void advance_sampling(SamplingRow& row, const Request& r) const;
     BLINK_DEV Outcome launch_prefill();
     BLINK_DEV Outcome launch_decode();
     BLINK_DEV Outcome launch(Phase phase, uint32_t graph, uint32_t sequences);
     BLINK_DEV Outcome relaunch();
+    BLINK_DEV bool has_landed();
     BLINK_DEV void land();
     BLINK_DEV void deliver(uint32_t slot, uint32_t index);
     BLINK_DEV Reason end_of(const Request& r, int32_t token, uint32_t range) const;
@@ -125,17 +144,16 @@ class Scheduler {
     BLINK_DEV void complete(uint32_t slot, Reason reason) {
         port.store(&ring.timings[slot].finished_ns, port.now_ns());
         publish(slot, SlotState::kDecodeCompleted, reason);
-        s.dirty[ring.range_of(slot)] = true;
+        port.store(&s.dirty[ring.range_of(slot)], true);
     }
 
     BLINK_DEV void count_end(uint32_t slot, Reason reason) {
         Request& r = request(slot);
         r.ending = reason;
+        s.completed_any = true;
         trace(TraceKind::kEnd, slot, r.ticket, static_cast<uint32_t>(reason));
-        count(&ring.header->completions);
+        s.counters.completions += 1;
     }
-
-    BLINK_DEV void count(uint64_t* counter, uint64_t by = 1) { port.store(counter, *counter + by); }
 
     BLINK_DEV void trace(TraceKind kind, uint32_t a = 0, uint32_t b = 0, uint32_t c = 0) {
         if (s.trace_count < s.trace_capacity) s.trace[s.trace_count++] = {kind, a, b, c};
@@ -143,13 +161,8 @@ class Scheduler {
 
     BLINK_DEV Outcome finish_pass(Outcome outcome) {
         if (leader()) {
-            RingHeader& h = *ring.header;
-            port.store(&h.heartbeat_ns, port.now_ns());
-            port.store(&h.waiting, s.waiting_count);
-            port.store(&h.rows_used, s.rows_used);
-            const bool paged = engine.rows_movable != 0;
-            port.store(&h.blocks_used, paged ? engine.block_count - 1 - s.free_count : s.rows_used);
-            port.store(&h.window_launches, s.window_launches);
+            port.store(&ring.header->heartbeat_ns, port.now_ns());
+            if (outcome != Outcome::kBusy || s.event_count > 0) publish_header();
             for (uint32_t range = 0; range < ring.range_count; ++range) {
                 if (!s.dirty[range]) continue;
                 s.dirty[range] = false;
@@ -158,6 +171,28 @@ class Scheduler {
         }
         port.sync();
         return outcome;
+    }
+
+    BLINK_DEV void publish_header() {
+        RingHeader& h = *ring.header;
+        port.store(&h.waiting, s.waiting_count);
+        port.store(&h.rows_used, s.rows_used);
+        const bool paged = engine.rows_movable != 0;
+        port.store(&h.blocks_used, paged ? engine.block_count - 1 - s.free_count : s.rows_used);
+        port.store(&h.running_graph, s.flight.graph);
+        port.store(&h.step_started_ns, s.flight.started_ns);
+        port.store(&h.window_launches, s.window_launches);
+        port.store(&h.steps, s.counters.steps);
+        port.store(&h.decode_launches, s.counters.decode_launches);
+        port.store(&h.prefill_launches, s.counters.prefill_launches);
+        port.store(&h.tail_launches, s.counters.tail_launches);
+        port.store(&h.launch_retries, s.counters.launch_retries);
+        port.store(&h.claims, s.counters.claims);
+        port.store(&h.completions, s.counters.completions);
+        port.store(&h.preemptions, s.counters.preemptions);
+        port.store(&h.row_moves, s.counters.row_moves);
+        port.store(&h.prompt_tokens, s.counters.prompt_tokens);
+        port.store(&h.generated_tokens, s.counters.generated_tokens);
     }
 
     // ---- waiting queues: first come, first served within a priority; leader only ----

@@ -85,7 +85,7 @@ BLINK_DEV void Scheduler<Port>::close_holes() {
             s.row_slots[last] = kNoSlot;
             while (s.row_limit > 0 && s.row_slots[s.row_limit - 1] == kNoSlot) s.row_limit -= 1;
             trace(TraceKind::kMove, last, hole);
-            count(&ring.header->row_moves);
+            s.counters.row_moves += 1;
         }
     }
     port.sync();
@@ -173,7 +173,7 @@ BLINK_DEV void Scheduler<Port>::preempt_youngest() {
             complete(victim, Reason::kKvExhausted);
         } else {
             trace(TraceKind::kPreempt, victim, r.ticket);
-            count(&ring.header->preemptions);
+            s.counters.preemptions += 1;
             if (r.generated > 0) publish(victim, SlotState::kDecodePaused);
             push_waiting(victim, true);
         }
@@ -183,11 +183,12 @@ BLINK_DEV void Scheduler<Port>::preempt_youngest() {
     close_holes();
 }
 
-// Idle, unless a paused request has grown past the whole pool: it can never run again.
+// Idle, unless a paused request has grown past the whole pool: it can never run again. What
+// completed in this pass may have been released before: that asks for another look.
 template <class Port>
 BLINK_DEV Outcome Scheduler<Port>::nothing_runs() {
     const uint32_t slot = first_waiting();
-    if (slot == kNoSlot || s.rows_used > 0) return Outcome::kIdle;
+    if (slot == kNoSlot) return s.completed_any ? Outcome::kProgress : Outcome::kIdle;
     port.sync();  // every lane has read the queue
     if (leader()) {
         remove_waiting(slot);

@@ -7,17 +7,38 @@ namespace blink {
 
 constexpr uint32_t kNothing = 0, kClaim = 1, kCancel = 2;
 
+// Reads what the host and the owners of `slots` slots ask for.
+template <class Port>
+BLINK_DEV void Scheduler<Port>::look(uint32_t slots) {
+    if (looks * slots % ring.slot_count < slots) read_control();  // once for every turn of the ring
+    looks += 1;
+    scan(slots);
+}
+
 template <class Port>
 BLINK_DEV void Scheduler<Port>::read_control() {
     if (leader()) {
         const ControlWords words = port.load_control(control);
         s.command = static_cast<Command>(words.command);
+        s.completed_any = false;
         if (s.accepting && words.close != 0) {
             s.accepting = false;
             port.store_release(&ring.header->accepting, 0u);
         }
     }
     port.sync();
+}
+
+// Does the slot's owner ask for anything? The shown status is the scheduler's own: a plain read.
+template <class Port>
+BLINK_DEV bool Scheduler<Port>::asks(uint32_t slot) const {
+    const FrontendWords words = port.load_words(&ring.words[slot]);
+    const SlotStatus shown = ring.status[slot];
+    switch (unpack_status(shown.word).state) {
+        case SlotState::kEmpty: return ticket_newer(words.submit, shown.ticket);
+        case SlotState::kDecodeCompleted: return words.release == shown.ticket;
+        default: return words.cancel == shown.ticket;
+    }
 }
 
 // What a slot's owner asks for now. A release is obeyed on the spot: it concerns nobody else.
@@ -29,27 +50,31 @@ BLINK_DEV uint32_t Scheduler<Port>::inspect(uint32_t slot) {
     if (r.state == SlotState::kDecodeCompleted) {
         if (words.release == r.ticket) {
             publish(slot, SlotState::kEmpty);
-            s.dirty[ring.range_of(slot)] = true;
+            port.store(&s.dirty[ring.range_of(slot)], true);
         }
         return kNothing;
     }
     return words.cancel == r.ticket && r.ending == Reason::kNone ? kCancel : kNothing;
 }
 
-// Scans every slot. Where something was found, a second look numbers it in slot order from a
-// rotating start, so that the order of claims does not depend on how many lanes there are.
+// Scans the next slots from a rotating start. Where something was found, a second look numbers it
+// in slot order, so that the order of claims does not depend on how many lanes there are.
 template <class Port>
-BLINK_DEV void Scheduler<Port>::scan() {
+BLINK_DEV void Scheduler<Port>::scan(uint32_t slots) {
+    const uint32_t start = s.scan_start;
     bool found = false;
-    for (uint32_t slot = port.lane(); slot < ring.slot_count; slot += port.lanes())
-        found |= inspect(slot) != kNothing;
-    if (!port.any(found)) return;
+    for (uint32_t i = port.lane(); i < slots; i += port.lanes()) found |= asks((start + i) % ring.slot_count);
+    found = port.any(found);
+    if (leader()) {
+        s.scan_start = (start + slots) % ring.slot_count;
+        s.event_count = 0;
+    }
+    if (!found) return;
     port.acquire();
-    if (leader()) s.event_count = 0;
     port.sync();
-    for (uint32_t base = 0; base < ring.slot_count; base += port.lanes()) {
-        const bool inside = base + port.lane() < ring.slot_count;
-        const uint32_t slot = (s.scan_start + base + port.lane()) % ring.slot_count;
+    for (uint32_t base = 0; base < slots; base += port.lanes()) {
+        const bool inside = base + port.lane() < slots;
+        const uint32_t slot = (start + base + port.lane()) % ring.slot_count;
         const uint32_t kind = inside ? inspect(slot) : kNothing;
         if (!port.any(kind != kNothing)) continue;
         const uint32_t first = s.event_count;
@@ -93,6 +118,7 @@ BLINK_DEV Reason Scheduler<Port>::refuse(const Request& r, uint32_t range) const
     const RequestRecord& record = r.record;
     (void)range;  // every range's parts have the same size
     const auto fits = [](uint64_t offset, uint64_t words, uint64_t arena) { return offset + words <= arena; };
+    const auto finite = [](float value) { return value - value == 0.0f; };
     const bool valid = record.prompt_length > 0 && record.prompt_length < engine.context_length &&
                        record.max_tokens > 0 && record.max_tokens <= engine.context_length &&
                        record.priority < kPriorities && record.logprobs <= kMaxTopLogprobs + 1 &&
@@ -102,7 +128,9 @@ BLINK_DEV Reason Scheduler<Port>::refuse(const Request& r, uint32_t range) const
                             ring.output_words) &&
                        fits(record.stop_offset, record.stop_count, ring.aux_words) &&
                        fits(record.bias_offset, 2ull * record.bias_count, ring.aux_words) &&
-                       record.temperature >= 0.0f && record.top_p > 0.0f && record.repetition_penalty > 0.0f;
+                       record.temperature >= 0.0f && record.top_p > 0.0f && record.repetition_penalty > 0.0f &&
+                       finite(record.temperature) && finite(record.min_p) && finite(record.repetition_penalty) &&
+                       finite(record.presence_penalty) && finite(record.frequency_penalty);
     if (!valid) return Reason::kInvalidRecord;
     const uint32_t blocks = (record.prompt_length + engine.block_size - 1) / engine.block_size;
     if (engine.rows_movable != 0 && blocks > engine.block_count - 1) return Reason::kKvExhausted;
@@ -118,7 +146,7 @@ BLINK_DEV void Scheduler<Port>::enqueue_claimed() {
             Request& r = request(slot);
             if (s.events[i] % 2 == 0) {
                 trace(TraceKind::kClaim, slot, r.ticket);
-                count(&ring.header->claims);
+                s.counters.claims += 1;
                 if (r.state == SlotState::kPrefillPending)
                     push_waiting(slot, false);
                 else

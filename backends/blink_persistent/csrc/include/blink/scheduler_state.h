@@ -11,7 +11,7 @@ constexpr int32_t kNoRow = -1;
 constexpr int32_t kNullBlock = 0;
 
 // The host's words to the scheduler; in host memory, read by one thread, written by no CUDA call.
-struct ControlWords {
+struct alignas(8) ControlWords {
     uint32_t command;  // Command
     uint32_t close;    // 1: accept no further submit
 };
@@ -77,6 +77,22 @@ struct Flight {
     Phase phase;
     uint32_t graph;
     uint32_t sequences;
+    uint64_t started_ns;
+};
+
+// What the ring's header shows under the same names.
+struct Counters {
+    uint64_t steps;
+    uint64_t decode_launches;
+    uint64_t prefill_launches;
+    uint64_t tail_launches;
+    uint64_t launch_retries;
+    uint64_t claims;
+    uint64_t completions;
+    uint64_t preemptions;
+    uint64_t row_moves;
+    uint64_t prompt_tokens;
+    uint64_t generated_tokens;
 };
 
 struct SchedulerState {
@@ -95,6 +111,7 @@ struct SchedulerState {
     WaitingQueue waiting[kPriorities];
     uint32_t launches[kPhases];  // completion of a phase is due when its counter equals this
     Flight flight;
+    Counters counters;
     uint32_t waiting_count;
     uint32_t free_count;       // of free_blocks
     uint32_t rows_used;
@@ -113,6 +130,7 @@ struct SchedulerState {
     Command command;
     bool accepting;
     bool prefilled_last;       // the last launch was a prefill
+    bool completed_any;        // in this pass: a release may be waiting already
     bool dirty[kMaxRanges];    // ranges whose owner has something to read
 };
 

@@ -83,6 +83,7 @@ BLINK_DEV bool Scheduler<Port>::plan_sequence(uint32_t slot) {
 
 template <class Port>
 BLINK_DEV Outcome Scheduler<Port>::launch_prefill() {
+    port.stamp(Moment::kDecided);
     for (uint32_t row = port.lane(); row < s.row_limit; row += port.lanes()) {
         const uint32_t slot = s.row_slots[row];
         if (slot != kNoSlot && request(slot).decoding) publish(slot, SlotState::kDecodePaused);
@@ -136,6 +137,7 @@ BLINK_DEV void Scheduler<Port>::fill_prefill(uint32_t sequences) {
 
 template <class Port>
 BLINK_DEV Outcome Scheduler<Port>::launch_decode() {
+    port.stamp(Moment::kDecided);
     const uint32_t graph = engine.decode_lookup[s.row_limit - 1];
     fill_decode(engine.graphs[graph].sequences);
     return launch(Phase::kDecode, graph, s.row_limit);
@@ -151,7 +153,7 @@ BLINK_DEV void Scheduler<Port>::fill_decode(uint32_t rows) {
         decode.start_positions[row] = active ? static_cast<int32_t>(request(slot).computed) : 0;
         decode.lengths[row] = active ? static_cast<int32_t>(request(slot).computed + 1) : 0;
         if (active)
-            fill_sampling(decode.sampling[row], slot);
+            advance_sampling(decode.sampling[row], request(slot));
         else
             decode.sampling[row].flags = 0;
     }
@@ -168,10 +170,8 @@ BLINK_DEV void Scheduler<Port>::fill_sampling(SamplingRow& row, uint32_t slot) c
     row.bias = reinterpret_cast<uint64_t>(ring.aux(range) + record.bias_offset);
     row.stop = reinterpret_cast<uint64_t>(ring.aux(range) + record.stop_offset);
     row.prompt_length = record.prompt_length;
-    row.output_length = r.generated;
     row.bias_count = record.bias_count;
     row.stop_count = record.stop_count;
-    row.position = r.length();
     row.logprobs = record.logprobs;
     row.top_k = record.top_k;
     row.temperature = record.temperature;
@@ -180,30 +180,37 @@ BLINK_DEV void Scheduler<Port>::fill_sampling(SamplingRow& row, uint32_t slot) c
     row.repetition_penalty = record.repetition_penalty;
     row.presence_penalty = record.presence_penalty;
     row.frequency_penalty = record.frequency_penalty;
-    row.flags = kSamplingActive | (r.generated < record.min_tokens ? kSamplingSuppressEnd : 0u) |
-                ((record.flags & kIgnoreEos) != 0 ? kSamplingKeepEos : 0u);
+    advance_sampling(row, r);
+}
+
+// What changes with every token. The rest of a decode row is filled when its request joins.
+template <class Port>
+BLINK_DEV void Scheduler<Port>::advance_sampling(SamplingRow& row, const Request& r) const {
+    row.output_length = r.generated;
+    row.position = r.length();
+    row.flags = kSamplingActive | (r.generated < r.record.min_tokens ? kSamplingSuppressEnd : 0u) |
+                ((r.record.flags & kIgnoreEos) != 0 ? kSamplingKeepEos : 0u);
 }
 
 template <class Port>
 BLINK_DEV Outcome Scheduler<Port>::launch(Phase phase, uint32_t graph, uint32_t sequences) {
     port.sync();  // every lane's inputs are written
     if (leader()) {
-        RingHeader& h = *ring.header;
-        const uint32_t tokens = phase == Phase::kPrefill ? s.plan_tokens : s.decoding_count;
-        trace(TraceKind::kLaunch, graph, sequences, tokens);
+        const bool prefill = phase == Phase::kPrefill;
         s.launches[static_cast<uint32_t>(phase)] += 1;
-        s.window_launches += 1;
-        s.flight = {true, phase, graph, sequences};
-        s.prefilled_last = phase == Phase::kPrefill;
-        port.store(&h.running_graph, graph);
-        port.store(&h.step_started_ns, port.now_ns());
-        count(phase == Phase::kPrefill ? &h.prefill_launches : &h.decode_launches);
-        if (phase == Phase::kPrefill) count(&h.prompt_tokens, s.plan_tokens);
+        port.stamp(Moment::kFilled);
         LaunchResult result = port.launch(graph);
         for (uint32_t tries = 1; result == LaunchResult::kRetry && tries < kMaxLaunchRetries; ++tries) {
-            count(&h.launch_retries);
+            s.counters.launch_retries += 1;
             result = port.launch(graph);
         }
+        port.stamp(Moment::kLaunched);
+        s.flight = {true, phase, graph, sequences, port.now_ns()};
+        s.prefilled_last = prefill;
+        s.window_launches += 1;
+        (prefill ? s.counters.prefill_launches : s.counters.decode_launches) += 1;
+        if (prefill) s.counters.prompt_tokens += s.plan_tokens;
+        trace(TraceKind::kLaunch, graph, sequences, prefill ? s.plan_tokens : s.decoding_count);
         if (result != LaunchResult::kLaunched) {
             s.failed = 1;
             s.flight.active = false;
@@ -222,19 +229,23 @@ BLINK_DEV Outcome Scheduler<Port>::relaunch() {
     if (leader()) {
         trace(TraceKind::kRelaunch);
         s.window_launches = 0;
-        count(&ring.header->tail_launches);
+        s.counters.tail_launches += 1;
     }
     port.sync();
     return Outcome::kRelaunch;
 }
 
-// Takes over the results of the running graph, if it has ended.
+template <class Port>
+BLINK_DEV bool Scheduler<Port>::has_landed() {
+    const uint32_t due = s.launches[static_cast<uint32_t>(s.flight.phase)];
+    return port.any(leader() && port.load_acquire(buffers(s.flight.phase).completion) == due);
+}
+
+// Takes over the results of the graph that has ended.
 template <class Port>
 BLINK_DEV void Scheduler<Port>::land() {
     const Phase phase = s.flight.phase;
     const PhaseBuffers& step = buffers(phase);
-    const uint32_t due = s.launches[static_cast<uint32_t>(phase)];
-    if (!port.any(leader() && port.load_acquire(step.completion) == due)) return;
     const uint32_t error = *step.error;
     const uint32_t sequences = phase == Phase::kPrefill ? s.plan_count : s.row_limit;
     uint32_t delivered = 0, joined = 0;
@@ -246,11 +257,14 @@ BLINK_DEV void Scheduler<Port>::land() {
         r.computed += phase == Phase::kPrefill ? s.plan[i].tokens : 1;
         if (error != 0) r.ending = Reason::kEngineError;
         if (r.computed < r.length()) continue;
-        joined += !r.decoding;
-        r.decoding = true;
+        if (!r.decoding) {
+            joined += 1;
+            r.decoding = true;
+            fill_sampling(buffers(Phase::kDecode).sampling[r.row], slot);
+        }
         if (r.ending == Reason::kNone) {
             deliver(slot, i);
-            delivered += 1;
+            delivered += r.ending != Reason::kBadToken;
         }
     }
     delivered = port.sum(delivered);
@@ -269,8 +283,8 @@ BLINK_DEV void Scheduler<Port>::land() {
         s.flight.active = false;
         s.decoding_count += joined;
         *step.error = 0;
-        count(&ring.header->steps);
-        count(&ring.header->generated_tokens, delivered);
+        s.counters.steps += 1;
+        s.counters.generated_tokens += delivered;
         if (error != 0) port.store(&ring.header->error, error);
     }
     port.sync();
@@ -303,7 +317,7 @@ BLINK_DEV void Scheduler<Port>::deliver(uint32_t slot, uint32_t index) {
     if (r.generated == 1) port.store(&ring.timings[slot].first_token_ns, port.now_ns());
     r.ending = end_of(r, token, range);
     if (r.ending == Reason::kNone) publish(slot, SlotState::kDecodeProcessing);
-    s.dirty[range] = true;
+    port.store(&s.dirty[range], true);
 }
 
 // Why the request ends with this token, or kNone.

@@ -1,0 +1,201 @@
+// Runs the scheduler with several lanes on a host, as a thread block does, on a random script of
+// submits, cancels and releases, and prints every decision and every output. What it prints must
+// not depend on the number of lanes.
+//
+// usage: lanes LANES SEED MOVABLE
+#include <barrier>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <thread>
+
+#include "blink/host_scheduler.h"
+#include "blink/ring_host.h"
+#include "blink/scripted.h"
+
+namespace blink {
+
+struct Block {
+    explicit Block(uint32_t lanes) : barrier(lanes), values(lanes), lanes(lanes) {}
+    std::barrier<> barrier;
+    std::vector<uint32_t> values;
+    uint32_t lanes;
+    std::optional<uint32_t> launched;
+    uint64_t clock = 0;
+};
+
+class LanePort {
+  public:
+    LanePort(Block& block, uint32_t lane) : block_(block), lane_(lane) {}
+    uint32_t lane() const { return lane_; }
+    uint32_t lanes() const { return block_.lanes; }
+    void sync() { block_.barrier.arrive_and_wait(); }
+    bool any(bool value) { return sum(value) != 0; }
+    uint32_t sum(uint32_t value) { return fold(value, block_.lanes); }
+    uint32_t scan(uint32_t value) { return fold(value, lane_); }
+    static void acquire() {}
+    static FrontendWords load_words(FrontendWords* words) { return HostPort::load_words(words); }
+    static ControlWords load_control(const ControlWords* control) { return HostPort::load_control(control); }
+    static uint32_t load_acquire(uint32_t* word) { return HostPort::load_acquire(word); }
+    template <class T>
+    static void store_release(T* word, T value) { HostPort::store_release(word, value); }
+    template <class T>
+    static void store(T* word, T value) { HostPort::store(word, value); }
+    LaunchResult launch(uint32_t graph) {
+        block_.launched = graph;
+        return LaunchResult::kLaunched;
+    }
+    uint64_t now_ns() const { return block_.clock; }
+    static void notify(uint32_t) {}
+    static uint32_t scan_share(uint32_t slots) { return slots; }
+    static void stamp(Moment) {}
+
+  private:
+    uint32_t fold(uint32_t value, uint32_t until) {
+        block_.values[lane_] = value;
+        sync();
+        uint32_t total = 0;
+        for (uint32_t lane = 0; lane < until; ++lane) total += block_.values[lane];
+        sync();
+        return total;
+    }
+    Block& block_;
+    uint32_t lane_;
+};
+
+constexpr uint32_t kSlots = 256, kArena = 96, kContext = 80, kVocabulary = 500;
+
+std::unique_ptr<HostEngine> make_engine(bool movable) {
+    auto engine = std::make_unique<HostEngine>();
+    engine->graphs = {{Phase::kDecode, 4, 4}, {Phase::kDecode, 12, 12}, {Phase::kPrefill, 5, 48}};
+    engine->decode_lookup = {0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
+    engine->prefill_lookup.assign(5 * 3, 2);
+    engine->eos_token_ids = {7};
+    EngineTables& t = engine->tables;
+    t.max_rows = 12;
+    t.max_sequences = 5;
+    t.max_prefill_tokens = 48;
+    t.token_granularity = 16;
+    t.context_length = kContext;
+    t.vocabulary_size = kVocabulary;
+    t.block_size = movable ? 4 : kContext;
+    t.block_count = 60;
+    t.max_blocks = movable ? kContext / 4 : 1;
+    t.rows_movable = movable;
+    engine->finish();
+    return engine;
+}
+
+// What frontends do between two passes.
+class Script {
+  public:
+    Script(RingView ring, uint32_t seed) : ring_(ring), random_(seed) {}
+
+    void act(uint32_t pass) {
+        for (uint32_t slot = 0; slot < kSlots; ++slot) {
+            const StatusWord status = unpack_status(std::atomic_ref(ring_.status[slot].word).load(std::memory_order_acquire));
+            const uint32_t ticket = ring_.words[slot].submit;
+            if (status.state == SlotState::kEmpty && ring_.status[slot].ticket == ticket) {
+                if (pass < 400 && chance(300)) submit(slot, ticket_after(ticket));
+            } else if (status.state == SlotState::kDecodeCompleted) {
+                if (ring_.words[slot].release != ticket) report(slot, ticket, status);
+                HostPort::store_release(&ring_.words[slot].release, ticket);
+            } else if (chance(400)) {
+                HostPort::store_release(&ring_.words[slot].cancel, ticket);
+            }
+        }
+    }
+
+    bool all_empty() const {
+        for (uint32_t slot = 0; slot < kSlots; ++slot)
+            if (unpack_status(ring_.status[slot].word).state != SlotState::kEmpty) return false;
+        return true;
+    }
+
+  private:
+    bool chance(uint32_t one_in) { return random_() % one_in == 0; }
+
+    void submit(uint32_t slot, uint32_t ticket) {
+        RequestRecord record{};
+        record.prompt_offset = record.output_offset = slot * kArena;
+        record.prompt_length = 1 + random_() % (kContext - 2);
+        record.max_tokens = 1 + random_() % 40;
+        record.min_tokens = random_() % 4;
+        record.priority = random_() % 2;
+        record.top_p = record.repetition_penalty = 1.0f;
+        for (uint32_t i = 0; i < record.prompt_length; ++i)
+            ring_.prompts(0)[record.prompt_offset + i] = static_cast<int32_t>(random_() % kVocabulary);
+        ring_.records[slot] = record;
+        HostPort::store_release(&ring_.words[slot].submit, ticket);
+    }
+
+    void report(uint32_t slot, uint32_t ticket, StatusWord status) {
+        std::printf("output %u %u %u:", slot, ticket, static_cast<uint32_t>(status.reason));
+        for (uint32_t i = 0; i < status.generated; ++i)
+            std::printf(" %d", ring_.outputs(0)[ring_.records[slot].output_offset + i]);
+        std::printf("\n");
+    }
+
+    RingView ring_;
+    std::mt19937 random_;
+};
+
+int run(uint32_t lanes, uint32_t seed, bool movable) {
+    const auto engine = make_engine(movable);
+    const RingShape shape{1, kSlots, kSlots * kArena, kSlots * kArena, 1024};
+    std::vector<RingHeader> ring_memory(describe_ring(shape, 1).total_bytes / sizeof(RingHeader));
+    create_ring(ring_memory.data(), ring_memory.size() * sizeof(RingHeader), shape, 1);
+    const RingView ring = view_ring(ring_memory.data());
+    std::vector<uint64_t> memory(lay_out_state(nullptr, kSlots, engine->tables, 1 << 16) / 8 + 8);
+    auto* bytes = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+    lay_out_state(bytes, kSlots, engine->tables, 1 << 16);
+    auto& state = *reinterpret_cast<SchedulerState*>(bytes);
+    initialize_state(state, engine->tables);
+    ScriptedEngine scripted(engine->tables, {kVocabulary, 7, 25});
+    const ControlWords control{static_cast<uint32_t>(Command::kRun), 0};
+    Script script(ring, seed);
+    Block block(lanes);
+    uint32_t quiet = 0;
+    // Between two passes lane 0 is the frontends and, every other pass, the engine.
+    const auto between = [&](uint32_t pass) {
+        script.act(pass);
+        block.clock += 1000;
+        if (block.launched && pass % 2 == 0) {
+            const GraphKey key = engine->graphs[*block.launched];
+            block.launched.reset();
+            scripted.step(key);
+            uint32_t* completion = engine->tables.buffers[static_cast<uint32_t>(key.phase)].completion;
+            HostPort::store_release(completion, *completion + 1);
+        }
+        quiet = script.all_empty() ? quiet + 1 : 0;
+    };
+    const auto lane = [&](uint32_t number) {
+        LanePort port(block, number);
+        Scheduler<LanePort> scheduler(port, ring, engine->tables, state, &control);
+        for (uint32_t pass = 0; pass < 20000; ++pass) {
+            if (number == 0) between(pass);
+            port.sync();
+            if (quiet > 500) break;
+            scheduler.pass();
+            port.sync();
+        }
+    };
+    std::vector<std::thread> threads;
+    for (uint32_t number = 1; number < lanes; ++number) threads.emplace_back(lane, number);
+    lane(0);
+    for (std::thread& thread : threads) thread.join();
+    for (uint32_t i = 0; i < state.trace_count; ++i)
+        std::printf("trace %u %u %u %u\n", static_cast<uint32_t>(state.trace[i].kind), state.trace[i].a, state.trace[i].b, state.trace[i].c);
+    const RingHeader& h = *ring.header;
+    std::printf("claims %lu completions %lu preemptions %lu moves %lu relaunches %lu rows %u blocks %u\n", h.claims,
+                h.completions, h.preemptions, h.row_moves, h.tail_launches, h.rows_used, h.blocks_used);
+    return script.all_empty() && h.claims == h.completions ? 0 : 1;
+}
+
+}  // namespace blink
+
+int main(int count, char** arguments) {
+    if (count != 4) return 2;
+    return blink::run(static_cast<uint32_t>(std::atoi(arguments[1])), static_cast<uint32_t>(std::atoi(arguments[2])), std::atoi(arguments[3]) != 0);
+}
