@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import shutil
 import sys
@@ -27,8 +26,6 @@ from blink_server.messages import (
 )
 from blink_server.process import Exit, Process
 from blink_server.runtime_dir import RuntimeDirectory, read_record, write_record
-
-log = logging.getLogger(__name__)
 
 RECORD = "runner.json"
 
@@ -143,31 +140,31 @@ class RunnerProcess:
         reached = f", reached {self._progress}" if self._progress else ""
         raise LoadTimeoutError(f"not loaded after {timeout_seconds:g} s{reached}")
 
-    async def drain(self, deadline_seconds: float, grace_seconds: float) -> Exit:
-        """Let requests in flight finish, then have it exit; kill it after deadline plus grace."""
-        await self._command(Drain(deadline_seconds))
-        return await self._end(deadline_seconds + grace_seconds, grace_seconds)
+    async def drain(self, deadline_seconds: float, grace_seconds: float) -> None:
+        """Let requests in flight finish; returns when it has exited, or after deadline plus grace.
+
+        A runner that is still there then must be stopped.
+        """
+        if await self._command(Drain(deadline_seconds)):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.process.wait(), deadline_seconds + grace_seconds)
 
     async def stop(self, grace_seconds: float) -> Exit:
-        """End it now; what is in flight ends with an error."""
+        """End it now, by command and by SIGTERM, or SIGKILL after `grace_seconds`."""
         await self._command(Stop())
-        return await self._end(grace_seconds, grace_seconds)
+        ended = await self.process.terminate(grace_seconds)
+        self.clean_up()
+        return ended
 
-    async def _end(self, wait_seconds: float, grace_seconds: float) -> Exit:
+    async def _command(self, command: RunnerCommand) -> bool:
+        """Whether it was sent: the runner may not be connected, or may have ended."""
+        if self._peer is None or not self.process.running:
+            return False
         try:
-            if self._peer is not None:
-                with contextlib.suppress(TimeoutError):
-                    return await asyncio.wait_for(self.process.wait(), wait_seconds)
-            return await self.process.terminate(grace_seconds)
-        finally:
-            self.clean_up()
-
-    async def _command(self, command: RunnerCommand) -> None:
-        if self._peer is not None:
-            try:
-                await self._peer.send(command)
-            except ConnectionError:
-                log.debug("runner %s: gone before %s", self.key, command.TYPE)
+            await self._peer.send(command)
+        except ConnectionError:
+            return False
+        return True
 
     def clean_up(self) -> None:
         """Remove the directory of a runner that has ended."""

@@ -131,7 +131,7 @@ class Supervisor:
         except Exception as error:
             if not isinstance(error, BlinkError | LoadError):
                 log.exception("%s: backend %s failed", self.wanted.key, self._backend.name)
-            await self._end_failed_load()
+            await self._stop_runner()
             await self._unavailable(str(error) or type(error).__name__)
             return 0.0
         if ready is None:
@@ -198,25 +198,26 @@ class Supervisor:
     async def _unload(self) -> None:
         """LOADING or READY -> gone; the requests in flight of a READY version finish first."""
         self.returning = False
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._drain_seconds
-        if self.harness.state is State.READY:
-            self.harness.drain()
-            await self._publish()
-            if self.runner is not None:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._released(self.runner), self._drain_seconds)
+        if self.harness.state is State.READY and self.runner is not None:
+            await self._drain(self.runner)
         self.harness.unload()
         await self._publish()
-        if self.runner is not None:
-            await self.runner.drain(max(deadline - loop.time(), 0.0), self._limits.kill_grace)
-        self.runner, self._endpoint = None, None
+        await self._stop_runner()
         await self._unavailable("unloaded")
 
-    async def _end_failed_load(self) -> None:
+    async def _drain(self, runner: RunnerProcess) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._drain_seconds
+        self.harness.drain()
+        await self._publish()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._released(runner), self._drain_seconds)
+        await runner.drain(max(deadline - loop.time(), 0.0), self._limits.kill_grace)
+
+    async def _stop_runner(self) -> None:
         if self.runner is not None:
             await self.runner.stop(self._limits.kill_grace)
-            self.runner = None
+        self.runner, self._endpoint = None, None
 
     async def _unavailable(self, reason: str) -> None:
         self._admission.settle(self.wanted.key)

@@ -222,6 +222,17 @@ async def test_sigterm_refuses_new_requests_and_serves_open_ones_to_the_end(
     assert_nothing_left(short_path)
 
 
+async def test_sigterm_during_a_load_ends_it(
+    start: Start, repository: Path, short_path: Path
+) -> None:
+    directory = write_fake_version(repository, load_gate="gate")
+    os.mkfifo(directory / "gate")
+    server = await start()
+    await server.line("echo:1 LOADING")
+    assert await server.stop() == 0
+    assert_nothing_left(short_path)
+
+
 async def test_streams_longer_than_the_exit_timeout_end(
     start: Start, repository: Path, short_path: Path
 ) -> None:

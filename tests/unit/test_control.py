@@ -6,6 +6,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -177,6 +179,28 @@ def test_the_environment_is_read_as_written(short_path: Path) -> None:
         RunnerEnvironment.read(incomplete)
     with pytest.raises(BlinkError, match="BLINK_RUNNER_EPOCH: invalid literal"):
         RunnerEnvironment.read(environment.variables() | {"BLINK_RUNNER_EPOCH": "x"})
+
+
+def test_output_that_nobody_reads_any_more_does_no_harm() -> None:
+    code = (
+        "import sys\n"
+        "from blink_server.control import _detach_from_dead_reader\n"
+        "sys.stdin.read()\n"
+        "_detach_from_dead_reader()\n"
+        "print('still here', flush=True)\n"
+        "print('and here', file=sys.stderr, flush=True)\n"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stderr.close()
+        process.stdin.close()
+    assert process.returncode == 0
 
 
 async def test_a_stale_socket_file_is_replaced(short_path: Path) -> None:

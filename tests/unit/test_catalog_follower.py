@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blink_server.backend import Endpoint, ModelVersion, SessionLimits
+from blink_server.builtin import load_huggingface
+from blink_server.catalog_follower import CatalogFollower
+from blink_server.config import load_model_config
+from blink_server.control_server import ControlServer, Peer
+from blink_server.errors import Unavailable
+from blink_server.http.models import ModelDirectory, ModelEntry
+from blink_server.messages import (
+    FROM_WORKER,
+    CatalogEntry,
+    CatalogUpdate,
+    Connected,
+    EndpointKey,
+    Message,
+    RegisterRunner,
+    RegisterWorker,
+    Released,
+)
+from blink_server.testing.fake_backend import FakeSession
+from blink_server.testing.fake_repository import write_fake_version
+from blink_server.testing.fake_runner_backend import FakeRunnerBackend
+
+
+class Backend(FakeRunnerBackend):
+    """Connects to sessions in this process; refuses while `refusal` says why."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions: list[ClosableSession] = []
+        self.refusal = ""
+        self.refused = asyncio.Event()
+
+    async def connect(self, version: ModelVersion, endpoint: Endpoint) -> ClosableSession:
+        if self.refusal:
+            self.refused.set()
+            raise Unavailable(self.refusal)
+        self.sessions.append(ClosableSession())
+        return self.sessions[-1]
+
+
+class ClosableSession(FakeSession):
+    def __init__(self) -> None:
+        super().__init__(lambda _: [], SessionLimits(64, 400, (2,)))
+        self.closed = asyncio.Event()
+
+    async def close(self) -> None:
+        self.closed.set()
+
+
+class Provisioner:
+    """Sends what it is told to, and notes what the worker says."""
+
+    def __init__(self, path: Path) -> None:
+        self.said: asyncio.Queue[Message] = asyncio.Queue()
+        self.peers: asyncio.Queue[Peer] = asyncio.Queue()
+        self.server = ControlServer(path, on_runner=self.no_runner, on_worker=self.worker)
+        self.revision = 0
+
+    async def no_runner(self, peer: Peer, registration: RegisterRunner) -> None:
+        raise AssertionError("no runner connects here")
+
+    async def worker(self, peer: Peer, registration: RegisterWorker) -> None:
+        self.said.put_nowait(registration)
+        self.peers.put_nowait(peer)
+        async for message in peer.messages(FROM_WORKER):
+            self.said.put_nowait(message)
+
+    async def hear(self) -> Message:
+        return await asyncio.wait_for(self.said.get(), 10)
+
+    async def publish(self, peer: Peer, *entries: CatalogEntry, server: Any = "READY") -> None:
+        self.revision += 1
+        await peer.send(CatalogUpdate(self.revision, server, entries))
+
+
+class WatchedDirectory(ModelDirectory):
+    """A directory whose every publication can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.published: asyncio.Queue[Mapping[str, ModelEntry]] = asyncio.Queue()
+
+    def publish(self, entries: Any, **server: Any) -> None:
+        super().publish(entries, **server)
+        self.published.put_nowait({entry.version.key: entry for entry in self.entries})
+
+    async def until(self, wanted: Callable[[ModelEntry], bool], key: str = "echo:1") -> ModelEntry:
+        async with asyncio.timeout(10):
+            while True:
+                entries = await self.published.get()
+                if key in entries and wanted(entries[key]):
+                    return entries[key]
+
+
+class Worker:
+    """A follower at work, with its backend, directory and provisioner."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = path / "control.sock"
+        self.provisioner = Provisioner(self.socket)
+        self.backend = Backend()
+        self.directory = WatchedDirectory()
+        self.follower = CatalogFollower(
+            self.socket, self.directory, {"fake": self.backend}, {"huggingface": load_huggingface}
+        )
+        version = write_fake_version(path / "repository")
+        self.ready = CatalogEntry(
+            model="echo",
+            version=1,
+            epoch=1,
+            state="READY",
+            reason="",
+            directory=str(version),
+            config=load_model_config(version),
+            aliases=("alias",),
+            backend="fake",
+            endpoint=Endpoint("fake", {}),
+        )
+        self.gone = replace(self.ready, state="UNAVAILABLE", reason="it died", endpoint=None)
+        self.task: asyncio.Task[None]
+
+    async def start(self) -> Peer:
+        await self.provisioner.server.start()
+        self.task = asyncio.create_task(self.follower.run())
+        assert await self.provisioner.hear() == RegisterWorker(os.getpid())
+        return await self.provisioner.peers.get()
+
+    async def serving(self) -> Peer:
+        peer = await self.start()
+        await self.provisioner.publish(peer, self.ready)
+        await self.directory.until(lambda entry: entry.serves)
+        assert await self.provisioner.hear() == Connected("echo", 1, 1)
+        return peer
+
+
+@pytest.fixture
+async def worker(short_path: Path) -> AsyncIterator[Worker]:
+    worker = Worker(short_path)
+    yield worker
+    worker.task.cancel()
+    await worker.follower.close()
+    await worker.provisioner.server.close()
+
+
+async def test_a_ready_version_is_connected_and_published_with_its_text(worker: Worker) -> None:
+    peer = await worker.serving()
+    entry = worker.directory.find("alias")
+    assert entry.session is worker.backend.sessions[0]
+    assert entry.text is not None
+    assert entry.text.chat_template is not None
+    await worker.provisioner.publish(peer, worker.ready, server="DRAINING")
+    await worker.directory.until(lambda _: worker.directory.server == "DRAINING")
+    with pytest.raises(Unavailable, match="shutting down"):
+        worker.directory.lease("echo")
+    assert len(worker.backend.sessions) == 1
+
+
+async def test_a_retired_endpoint_is_kept_for_its_requests_then_closed_and_released(
+    worker: Worker,
+) -> None:
+    peer = await worker.serving()
+    lease = worker.directory.lease("echo")
+    renewed = replace(worker.ready, epoch=2)
+    await worker.provisioner.publish(peer, renewed)
+    await worker.directory.until(lambda entry: entry.serves and entry.epoch == 2)
+    assert await worker.provisioner.hear() == Connected("echo", 1, 2)
+    old, new = worker.backend.sessions
+    assert not old.closed.is_set()
+    lease.release()
+    assert await worker.provisioner.hear() == Released("echo", 1, 1)
+    assert old.closed.is_set()
+    assert not new.closed.is_set()
+
+
+async def test_an_endpoint_that_nobody_holds_is_released_at_once(worker: Worker) -> None:
+    peer = await worker.serving()
+    await worker.provisioner.publish(peer, worker.gone)
+    assert await worker.provisioner.hear() == Released("echo", 1, 1)
+    with pytest.raises(Unavailable, match="unavailable: it died"):
+        worker.directory.lease("echo")
+
+
+async def test_an_endpoint_that_was_never_reached_is_released_too(worker: Worker) -> None:
+    worker.backend.refusal = "no such socket"
+    peer = await worker.start()
+    await worker.provisioner.publish(peer, worker.ready)
+    entry = await worker.directory.until(lambda entry: bool(entry.reason))
+    assert (entry.state, entry.reason) == ("UNAVAILABLE", "no such socket")
+    await worker.provisioner.publish(peer, worker.gone)
+    assert await worker.provisioner.hear() == Released("echo", 1, 1)
+
+
+async def test_connecting_is_tried_again(worker: Worker) -> None:
+    worker.backend.refusal = "no such socket"
+    peer = await worker.start()
+    await worker.provisioner.publish(peer, worker.ready)
+    await worker.backend.refused.wait()
+    worker.backend.refusal = ""
+    assert await worker.provisioner.hear() == Connected("echo", 1, 1)
+    assert worker.directory.find("echo").serves
+
+
+async def test_a_lost_session_is_told_at_once_and_closed_after_its_requests(
+    worker: Worker,
+) -> None:
+    await worker.serving()
+    lease = worker.directory.lease("echo")
+    (session,) = worker.backend.sessions
+    worker.backend.refusal = "connection refused"
+    session.shut("the runner is gone")
+    with pytest.raises(Unavailable, match="the runner is gone"):
+        worker.directory.lease("echo")
+    assert not session.closed.is_set()
+    lease.release()
+    await asyncio.wait_for(session.closed.wait(), 10)
+    await worker.backend.refused.wait()
+    worker.backend.refusal = ""
+    assert await worker.provisioner.hear() == Connected("echo", 1, 1)
+    assert worker.directory.find("echo").session is worker.backend.sessions[1]
+
+
+async def test_without_a_provisioner_the_last_catalog_holds_and_the_next_is_told_what_is_held(
+    worker: Worker,
+) -> None:
+    await worker.serving()
+    await worker.provisioner.server.close()
+    worker.directory.lease("echo").release()
+    successor = Provisioner(worker.socket)
+    await successor.server.start()
+    held = (EndpointKey("echo", 1, 1),)
+    assert await successor.hear() == RegisterWorker(os.getpid(), held)
+    peer = await successor.peers.get()
+    await successor.publish(peer, worker.ready)
+    await worker.directory.until(lambda entry: entry.serves)
+    assert len(worker.backend.sessions) == 1
+    await successor.publish(peer)
+    assert await successor.hear() == Released("echo", 1, 1)
+    await successor.server.close()
+
+
+async def test_a_version_whose_tokenizer_is_broken_says_so_and_others_serve(
+    worker: Worker, short_path: Path
+) -> None:
+    other = write_fake_version(short_path / "repository", "other")
+    (other / "tokenizer.json").write_text("{}")
+    broken = replace(worker.ready, model="other", directory=str(other), aliases=())
+    peer = await worker.start()
+    await worker.provisioner.publish(peer, broken, worker.ready)
+    assert await worker.provisioner.hear() == Connected("echo", 1, 1)
+    entry = await worker.directory.until(lambda entry: bool(entry.reason), "other:1")
+    assert "tokenizer.json: is not a tokenizer" in entry.reason
+
+
+async def test_a_backend_that_this_worker_lacks_is_named(worker: Worker) -> None:
+    peer = await worker.start()
+    await worker.provisioner.publish(peer, replace(worker.ready, backend="strange"))
+    entry = await worker.directory.until(lambda entry: bool(entry.reason))
+    assert entry.reason == "no plugin of this worker brings the backend 'strange'"
+
+
+async def test_close_gives_every_session_back(worker: Worker) -> None:
+    await worker.serving()
+    await worker.follower.close()
+    assert worker.backend.sessions[0].closed.is_set()

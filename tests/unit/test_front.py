@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from blink_server.errors import BlinkError
+from blink_server.front import Front, FrontOptions
+from blink_server.process import ProcessId
+from blink_server.runtime_dir import RuntimeDirectory, open_runtime_directory, write_record
+
+OPTIONS = FrontOptions("127.0.0.1", 0, 1, 30, None)
+
+
+@pytest.fixture
+def runtime(short_path: Path) -> Iterator[RuntimeDirectory]:
+    runtime = open_runtime_directory(short_path / "run")
+    yield runtime
+    runtime.close()
+
+
+def leave_front(runtime: RuntimeDirectory, port: int) -> None:
+    own = ProcessId.of(os.getpid())
+    write_record(runtime.http_record, own, listening=port, **asdict(OPTIONS))
+
+
+def test_without_a_predecessor_a_port_is_bound(runtime: RuntimeDirectory) -> None:
+    front = Front(OPTIONS, runtime)
+    front.claim()
+    host, port = front.address
+    assert host == "127.0.0.1"
+    assert port > 0
+    front.close()
+
+
+async def test_a_predecessors_front_is_taken_over_with_its_port(runtime: RuntimeDirectory) -> None:
+    leave_front(runtime, 4321)
+    front = Front(OPTIONS, runtime)
+    front.claim()
+    assert front.address == ("127.0.0.1", 4321)
+
+
+@pytest.mark.parametrize(
+    "other", [replace(OPTIONS, workers=2), replace(OPTIONS, port=81), replace(OPTIONS, host="::1")]
+)
+def test_a_predecessors_front_with_other_options_is_refused(
+    runtime: RuntimeDirectory, other: FrontOptions
+) -> None:
+    leave_front(runtime, 4321)
+    with pytest.raises(BlinkError, match=f"process {os.getpid()} still serves port 4321"):
+        Front(other, runtime).claim()
