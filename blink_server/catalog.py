@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 from blink_server.control_server import Peer, first_done
+from blink_server.message_codec import ProtocolError
 from blink_server.messages import (
     FROM_WORKER,
     CatalogEntry,
     CatalogUpdate,
     Connected,
     EndpointKey,
-    ProtocolError,
     RegisterWorker,
     Released,
 )
@@ -62,8 +62,10 @@ class Catalog:
         """Wait until so many workers follow, each connected to every endpoint that there is."""
         async with self._changed:
             await self._changed.wait_for(
-                lambda: len(self._connected) >= workers
-                and all(self._endpoints() <= have for have in self._connected.values())
+                lambda: (
+                    len(self._connected) >= workers
+                    and all(self._endpoints() <= have for have in self._connected.values())
+                )
             )
 
     def _endpoints(self) -> set[EndpointKey]:

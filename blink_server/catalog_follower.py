@@ -25,8 +25,8 @@ from blink_server.http.models import (
     TextParts,
     load_text_parts,
 )
+from blink_server.message_codec import MAX_LINE, decode, encode
 from blink_server.messages import (
-    MAX_LINE,
     TO_WORKER,
     CatalogEntry,
     CatalogUpdate,
@@ -35,8 +35,6 @@ from blink_server.messages import (
     Message,
     RegisterWorker,
     Released,
-    decode,
-    encode,
 )
 from blink_server.repository.harness import State
 

@@ -31,20 +31,17 @@ from pathlib import Path
 
 from blink_server.backend import Endpoint
 from blink_server.errors import BlinkError
+from blink_server.message_codec import MAX_LINE, ProtocolError, decode, encode
 from blink_server.messages import (
-    MAX_LINE,
     TO_RUNNER,
     Drain,
     Failed,
     Message,
     Progress,
-    ProtocolError,
     Ready,
     RegisterRunner,
     RunnerCommand,
     Stop,
-    decode,
-    encode,
 )
 
 log = logging.getLogger(__name__)
@@ -147,15 +144,14 @@ class RunnerChannel:
             yield command
 
     def close(self) -> None:
-        """Disconnect, and end `commands`; may be called again."""
+        """Disconnect, and end `commands`; may be called again, also from a signal handler."""
         self._closed.set()
         self._commands.put(None)
-        with self._lock:
-            if self._socket is not None:
-                with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join()
+        # No lock and no join: a handler may have interrupted the very code that holds the lock.
+        connection = self._socket
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _send(self, message: Message) -> None:
         if self._socket is not None:

@@ -15,16 +15,8 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 
-from blink_server.messages import (
-    MAX_LINE,
-    REGISTRATIONS,
-    Message,
-    ProtocolError,
-    RegisterRunner,
-    RegisterWorker,
-    decode,
-    encode,
-)
+from blink_server.message_codec import MAX_LINE, ProtocolError, decode, encode
+from blink_server.messages import REGISTRATIONS, Message, RegisterRunner, RegisterWorker
 
 log = logging.getLogger(__name__)
 

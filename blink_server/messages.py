@@ -1,31 +1,17 @@
-"""The messages of the control channel: small frozen records, one JSON object a line.
+"""The messages of the control channel, as small frozen records.
 
 Runner to provisioner: `RegisterRunner`, then `Progress` any number of times, then `Ready` or
-`Failed`. Worker to provisioner: `RegisterWorker`, then `Connected` and `Released`. Provisioner to runner: `Drain`,
-`Stop`. Provisioner to worker: `CatalogUpdate`, always complete.
-
-Parsing is strict: an unknown, missing or wrongly typed field is a `ProtocolError` that names it.
+`Failed`. Worker to provisioner: `RegisterWorker`, then `Connected` and `Released`. Provisioner to
+runner: `Drain`, `Stop`. Provisioner to worker: `CatalogUpdate`, always complete.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import types
-import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal
 
 from blink_server.backend import Endpoint
-from blink_server.errors import BlinkError
-
-MAX_LINE = 4 * 1024 * 1024  # bytes; a catalog holds every version's config.json
-
-
-class ProtocolError(BlinkError):
-    """The other side of a control connection sent something that is not a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,106 +149,3 @@ TO_RUNNER: tuple[type[Message], ...] = (Drain, Stop)
 FROM_WORKER: tuple[type[Message], ...] = (RegisterWorker, Connected, Released)
 TO_WORKER: tuple[type[Message], ...] = (CatalogUpdate,)
 REGISTRATIONS: tuple[type[Message], ...] = (RegisterRunner, RegisterWorker)
-
-M = TypeVar("M")
-
-
-def encode(message: Message) -> bytes:
-    """One line of JSON with its newline. Raises ProtocolError when it is longer than MAX_LINE."""
-    plain = {"type": message.TYPE, **_plain(message)}
-    line = json.dumps(
-        plain, default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":")
-    )
-    encoded = line.encode() + b"\n"
-    if len(encoded) > MAX_LINE:
-        raise ProtocolError(f"message {message.TYPE!r} has {len(encoded)} bytes, over {MAX_LINE}")
-    return encoded
-
-
-def decode(line: bytes, allowed: Iterable[type[Message]]) -> Message:
-    """The message of one line, which must be one of the `allowed` classes.
-
-    Raises ProtocolError naming the message, the field and the value.
-    """
-    try:
-        plain = json.loads(line, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"not a line of JSON: {_shorten(line)} ({error})") from None
-    if not isinstance(plain, dict):
-        raise ProtocolError(f"not a JSON object: {_shorten(line)}")
-    tag = plain.pop("type", None)
-    for message_class in allowed:
-        if tag == message_class.TYPE and _role_matches(message_class, plain):
-            return _build(message_class, plain, f"message {tag!r}")
-    role = f" of role {plain['role']!r}" if "role" in plain else ""
-    raise ProtocolError(f"unexpected message {tag!r}{role}")
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return dict(value)
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _role_matches(message_class: type[Message], plain: dict[str, Any]) -> bool:
-    for field in dataclasses.fields(message_class):
-        if field.name == "role":
-            return bool(plain.get("role") == field.default)
-    return True
-
-
-@cache
-def _types(record_class: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(record_class)
-
-
-def _build(record_class: type[M], plain: Any, where: str) -> M:
-    if not isinstance(plain, dict):
-        raise ProtocolError(f"{where}: expected an object, found {plain!r}")
-    fields = {field.name: field for field in dataclasses.fields(cast(Any, record_class))}
-    if unknown := sorted(plain.keys() - fields.keys()):
-        raise ProtocolError(f"{where}: unknown field {unknown[0]!r}")
-    values = {}
-    for name, field in fields.items():
-        if name in plain:
-            values[name] = _convert(
-                _types(cast(Any, record_class))[name], plain[name], f"{where}: {name}"
-            )
-        elif field.default is dataclasses.MISSING:
-            raise ProtocolError(f"{where}: field {name!r} is missing")
-    return record_class(**values)
-
-
-def _convert(wanted: Any, value: Any, where: str) -> Any:
-    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
-    if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
-        return _build(wanted, value, where)
-    if origin is Literal:
-        if value in arguments:
-            return value
-    elif origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in arguments:
-            return None
-        (inner,) = (a for a in arguments if a is not type(None))
-        return _convert(inner, value, where)
-    elif origin is tuple:
-        if isinstance(value, list):
-            return tuple(_convert(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value))
-    elif origin is not None:
-        if isinstance(value, dict):
-            return value
-    elif wanted is float:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-    elif isinstance(value, wanted) and not (isinstance(value, bool) and wanted is int):
-        return value
-    expected = getattr(wanted, "__name__", str(wanted))
-    raise ProtocolError(f"{where}: expected {expected}, found {value!r}")
-
-
-def _shorten(line: bytes) -> str:
-    return repr(line[:80]) + ("..." if len(line) > 80 else "")

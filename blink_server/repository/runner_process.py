@@ -13,13 +13,13 @@ from pathlib import Path
 from blink_server.backend import ModelVersion
 from blink_server.control import RunnerEnvironment
 from blink_server.control_server import Peer
+from blink_server.message_codec import ProtocolError
 from blink_server.messages import (
     FROM_RUNNER,
     Drain,
     EndpointKey,
     Failed,
     Progress,
-    ProtocolError,
     Ready,
     RunnerCommand,
     Stop,

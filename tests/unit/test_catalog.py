@@ -11,8 +11,8 @@ import pytest
 from blink_server.backend import Endpoint
 from blink_server.catalog import Catalog
 from blink_server.control_server import ControlServer
+from blink_server.message_codec import MAX_LINE, decode, encode
 from blink_server.messages import (
-    MAX_LINE,
     TO_WORKER,
     CatalogEntry,
     CatalogUpdate,
@@ -21,8 +21,6 @@ from blink_server.messages import (
     Message,
     RegisterWorker,
     Released,
-    decode,
-    encode,
 )
 
 ENTRY = CatalogEntry(

@@ -17,9 +17,9 @@ from blink_server.backend import Endpoint
 from blink_server.control import RunnerChannel, RunnerEnvironment
 from blink_server.control_server import ControlServer, Peer
 from blink_server.errors import BlinkError
+from blink_server.message_codec import MAX_LINE
 from blink_server.messages import (
     FROM_RUNNER,
-    MAX_LINE,
     Drain,
     Failed,
     Message,

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from blink_server.backend import Endpoint
+from blink_server.message_codec import MAX_LINE, ProtocolError, decode, encode
 from blink_server.messages import (
     FROM_RUNNER,
     FROM_WORKER,
-    MAX_LINE,
     REGISTRATIONS,
     TO_RUNNER,
     TO_WORKER,
@@ -21,14 +21,11 @@ from blink_server.messages import (
     Failed,
     Message,
     Progress,
-    ProtocolError,
     Ready,
     RegisterRunner,
     RegisterWorker,
     Released,
     Stop,
-    decode,
-    encode,
 )
 
 ENTRY = CatalogEntry(
