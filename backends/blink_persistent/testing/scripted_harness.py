@@ -13,150 +13,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from blink_persistent import _native
-from blink_persistent.graph_grid import GraphGrid, decode_lookup, default_grid, prefill_lookup
-from blink_persistent.ring import Reason, Ring, SlotState, create_ring_memory, unpack_status
+from blink_persistent.ring import Ring, SlotState, create_ring_memory, unpack_status
+from blink_persistent.testing.observed import Launch, Outcome, Status, TraceEvent, TraceKind
 from blink_persistent.testing.scripted_request import ScriptedRequest
-
-MAX_LOGPROBS = 3  # entries of a log-probability record that each slot has room for
-
-
-class Outcome(IntEnum):
-    """What a pass did (`Outcome` in scheduler.h)."""
-
-    BUSY = 0
-    PROGRESS = 1
-    IDLE = 2
-    RELAUNCH = 3
-    PARK = 4
-    STOP = 5
-    FAILED = 6
-
-
-class Command(IntEnum):
-    """What the host asks of the scheduler (`Command` in ring_layout.h)."""
-
-    RUN = 0
-    PARK = 1
-    STOP = 2
-
-
-class TraceKind(IntEnum):
-    """Kinds of trace events (`TraceKind` in scheduler_state.h)."""
-
-    CLAIM = 1  # slot, ticket
-    ADMIT = 2  # slot, row
-    LAUNCH = 3  # graph, sequences, tokens
-    END = 4  # slot, ticket, reason
-    PREEMPT = 5  # slot, ticket
-    MOVE = 6  # from row, to row
-    RELAUNCH = 7
-
-
-class TraceEvent(NamedTuple):
-    """One thing the scheduler did; what a, b and c are depends on the kind."""
-
-    kind: TraceKind
-    a: int
-    b: int
-    c: int
-
-
-class Launch(NamedTuple):
-    """A graph that the engine is to run."""
-
-    graph: int
-    phase: int
-    sequences: int
-    tokens: int
-
-
-class Status(NamedTuple):
-    """A slot's status as read, not yet accepted by anyone."""
-
-    ticket: int
-    epoch: int
-    generated: int
-    state: SlotState
-    reason: Reason
-    ticket_byte: int
-
-    def belongs_to(self, ticket: int, epoch: int) -> bool:
-        """The reader's rule: ticket, epoch and the byte in the state word must all be his."""
-        return (self.ticket, self.epoch, self.ticket_byte) == (ticket, epoch, ticket % 256)
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptedShape:
-    """Limits of the scripted engine and of its ring. Lengths are tokens; `block_size` holds for
-    movable rows, others have one slab of `context_length` each."""
-
-    ranges: int = 1
-    slots_per_range: int = 256
-    rows_movable: bool = True
-    max_rows: int = 4
-    max_sequences: int = 2
-    max_prefill_tokens: int = 32
-    token_granularity: int = 8
-    context_length: int = 96
-    vocabulary_size: int = 101
-    block_size: int = 4
-    block_count: int = 64
-    eos_token_id: int = 2
-    eos_every: int = 0
-    poison_token: int = -1
-    epoch: int = 1
-
-    @property
-    def grid(self) -> GraphGrid:
-        """The graph grid of the engine."""
-        return default_grid(
-            self.max_rows, self.max_prefill_tokens, max_sequences=self.max_sequences
-        )
-
-    @property
-    def rule(self) -> _native.ScriptedRule:
-        """The rule that gives the tokens."""
-        return _native.ScriptedRule(self.vocabulary_size, self.eos_token_id, self.eos_every)
-
-    @property
-    def output_words(self) -> int:
-        """Words of a slot's part of the output arena: tokens, then log-probabilities."""
-        return self.context_length * (1 + _native.logprob_words(MAX_LOGPROBS))
-
-    def ring(self) -> _native.RingShape:
-        """A ring with room for `context_length` words of everything in each slot."""
-        words = self.slots_per_range * self.context_length
-        outputs = self.slots_per_range * self.output_words
-        return _native.RingShape(self.ranges, self.slots_per_range, words, outputs, words)
-
-    def host_engine(self) -> _native.HostEngine:
-        """Step buffers and lookup tables of these limits."""
-        grid = self.grid
-        block_size = self.block_size if self.rows_movable else self.context_length
-        return _native.make_engine(
-            graphs=[(key.phase, key.sequences, key.tokens) for key in grid.keys],
-            decode_lookup=decode_lookup(grid).tolist(),
-            prefill_lookup=prefill_lookup(grid, self.token_granularity).ravel().tolist(),
-            eos_token_ids=[self.eos_token_id],
-            max_rows=self.max_rows,
-            max_sequences=self.max_sequences,
-            max_prefill_tokens=self.max_prefill_tokens,
-            token_granularity=self.token_granularity,
-            context_length=self.context_length,
-            vocabulary_size=self.vocabulary_size,
-            block_size=block_size,
-            block_count=self.block_count if self.rows_movable else 0,
-            max_blocks=-(-self.context_length // block_size),
-            rows_movable=self.rows_movable,
-        )
+from blink_persistent.testing.scripted_shape import ScriptedShape
 
 
 class ScriptedHarness:

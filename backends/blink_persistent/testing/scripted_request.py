@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from blink_persistent import _native
 from blink_persistent.ring import Reason
-
-if TYPE_CHECKING:
-    from blink_persistent.testing.scripted_harness import ScriptedShape
+from blink_persistent.testing.scripted_shape import ScriptedShape
 
 
 class Answer(NamedTuple):

@@ -12,12 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blink_persistent.graph_grid import DECODE
-from blink_persistent.testing.scripted_harness import (
-    Launch,
-    ScriptedHarness,
-    TraceEvent,
-    TraceKind,
-)
+from blink_persistent.testing.observed import Launch, TraceEvent, TraceKind
+from blink_persistent.testing.scripted_harness import ScriptedHarness
 
 
 class StepAudit:

@@ -1,0 +1,76 @@
+"""Limits of a scripted engine and of the ring before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blink_persistent import _native
+from blink_persistent.graph_grid import GraphGrid, decode_lookup, default_grid, prefill_lookup
+
+MAX_LOGPROBS = 3  # entries of a log-probability record that each slot has room for
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedShape:
+    """Limits of the scripted engine and of its ring. Lengths are tokens; `block_size` holds for
+    movable rows, others have one slab of `context_length` each."""
+
+    ranges: int = 1
+    slots_per_range: int = 256
+    rows_movable: bool = True
+    max_rows: int = 4
+    max_sequences: int = 2
+    max_prefill_tokens: int = 32
+    token_granularity: int = 8
+    context_length: int = 96
+    vocabulary_size: int = 101
+    block_size: int = 4
+    block_count: int = 64
+    eos_token_id: int = 2
+    eos_every: int = 0
+    poison_token: int = -1
+    epoch: int = 1
+
+    @property
+    def grid(self) -> GraphGrid:
+        """The graph grid of the engine."""
+        return default_grid(
+            self.max_rows, self.max_prefill_tokens, max_sequences=self.max_sequences
+        )
+
+    @property
+    def rule(self) -> _native.ScriptedRule:
+        """The rule that gives the tokens."""
+        return _native.ScriptedRule(self.vocabulary_size, self.eos_token_id, self.eos_every)
+
+    @property
+    def output_words(self) -> int:
+        """Words of a slot's part of the output arena: tokens, then log-probabilities."""
+        return self.context_length * (1 + _native.logprob_words(MAX_LOGPROBS))
+
+    def ring(self) -> _native.RingShape:
+        """A ring with room for `context_length` words of everything in each slot."""
+        words = self.slots_per_range * self.context_length
+        outputs = self.slots_per_range * self.output_words
+        return _native.RingShape(self.ranges, self.slots_per_range, words, outputs, words)
+
+    def host_engine(self) -> _native.HostEngine:
+        """Step buffers and lookup tables of these limits."""
+        grid = self.grid
+        block_size = self.block_size if self.rows_movable else self.context_length
+        return _native.make_engine(
+            graphs=[(key.phase, key.sequences, key.tokens) for key in grid.keys],
+            decode_lookup=decode_lookup(grid).tolist(),
+            prefill_lookup=prefill_lookup(grid, self.token_granularity).ravel().tolist(),
+            eos_token_ids=[self.eos_token_id],
+            max_rows=self.max_rows,
+            max_sequences=self.max_sequences,
+            max_prefill_tokens=self.max_prefill_tokens,
+            token_granularity=self.token_granularity,
+            context_length=self.context_length,
+            vocabulary_size=self.vocabulary_size,
+            block_size=block_size,
+            block_count=self.block_count if self.rows_movable else 0,
+            max_blocks=-(-self.context_length // block_size),
+            rows_movable=self.rows_movable,
+        )
