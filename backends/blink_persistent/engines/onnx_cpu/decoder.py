@@ -8,17 +8,15 @@ call into ONNX Runtime.
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 
-from blink_persistent.engines.onnx_cpu.graph import FORMAT, METADATA_KEY
+from blink_persistent.engines.onnx_cpu.metadata import ModelShape
+from blink_persistent.engines.onnx_cpu.session import LoadedModel
 from blink_server.errors import EngineFailure, InvalidModel, Problem
 
 # Query tiles of attention are multiples of this (2 * head_dim, or less on small caches).
@@ -42,21 +40,6 @@ class StepInputs:
     lengths: Int32Array
 
 
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """What a built graph says of itself (`graph.METADATA_KEY`)."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    vocabulary_size: int
-    context_length: int
-
-    def slab_bytes(self, rows: int, context_length: int) -> int:
-        """Bytes of KV memory for `rows` rows of `context_length` entries."""
-        return rows * self.layers * 2 * self.kv_heads * context_length * self.head_dim * 4
-
-
 class Decoder:
     """Steps of one model. Not thread-safe: one step at a time. The GIL is free during a step.
 
@@ -66,27 +49,25 @@ class Decoder:
 
     def __init__(
         self,
-        model: Path,
+        model: LoadedModel,
         *,
         max_rows: int,
         context_length: int,
-        threads: int,
         decode: StepInputs,
         prefill: StepInputs,
         logits: Float32Array,
     ) -> None:
-        """Load `model`; results of a step go to `logits`, float32 [max_rows, vocabulary].
+        """Results of a step go to `logits`, float32 [max_rows, vocabulary].
 
-        Raises `InvalidModel` if the file cannot be loaded, was built by another format of the
-        builder, or cannot hold `context_length`; `ValueError` if a buffer does not fit.
+        Raises `InvalidModel` if the model was not built for `context_length`; `ValueError` if a
+        buffer does not fit.
         """
-        self._session = _load(model, threads)
-        self.shape = read_shape(self._session, model)
+        self._session, self.shape = model.session, model.shape
         if not 2 <= context_length <= self.shape.context_length:
             expected = (
                 f"must be from 2 to {self.shape.context_length}, what the model was built for"
             )
-            raise InvalidModel([Problem(model, "context_length", context_length, expected)])
+            raise InvalidModel([Problem(model.path, "context_length", context_length, expected)])
         self.max_rows = max_rows
         self.context_length = context_length
         _require(logits, np.float32, (max_rows, self.shape.vocabulary_size), "logits")
@@ -190,36 +171,10 @@ class Decoder:
         return binding
 
 
-def _load(model: Path, threads: int) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 3  # errors
-    # Spinning threads make a step a fifth faster; between steps the cores are the workers'.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    try:
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # as in Decoder._run
-        expected = f"must be an ONNX model that ONNX Runtime can load ({error})"
-        raise InvalidModel([Problem(model, "", None, expected)]) from error
-
-
-def read_shape(session: onnxruntime.InferenceSession, model: Path) -> ModelShape:
-    """The shape of a loaded graph. Raises `InvalidModel` if this builder did not make it."""
-    text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
-    description = json.loads(text) if text is not None else {}
-    found = description.pop("format", None)
-    if found != FORMAT:
-        expected = f"must be {FORMAT}: build the engine file again with `blink-server import`"
-        raise InvalidModel([Problem(model, "metadata format", found, expected)])
-    return ModelShape(**description)
-
-
 def _map_slabs(shape: ModelShape, rows: int, context_length: int) -> tuple[mmap.mmap, Float32Array]:
     """Zeroed KV memory in small pages: with huge ones a short context would occupy a long one's."""
     memory = mmap.mmap(
-        -1, shape.slab_bytes(rows, context_length), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        -1, rows * context_length * shape.entry_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     )
     with contextlib.suppress(OSError):  # a kernel without huge pages does not know the word
         memory.madvise(mmap.MADV_NOHUGEPAGE)

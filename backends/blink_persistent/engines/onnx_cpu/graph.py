@@ -13,7 +13,6 @@ present bound to one buffer only the new entries are written; an inactive row's 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Literal
 
@@ -22,12 +21,10 @@ import onnx
 from onnx import TensorProto
 
 from blink_persistent.engines.onnx_cpu.checks import refuse_unservable
+from blink_persistent.engines.onnx_cpu.metadata import ModelShape
 from blink_persistent.engines.onnx_cpu.nodes import CONTRIB, GraphWriter
 from blink_persistent.engines.onnx_cpu.weights import FloatWeights, Int8Weights, Weights
 from blink_server.importers.checkpoint import Architecture, Checkpoint
-
-METADATA_KEY = "blink"
-FORMAT = 1  # of the graph's inputs, outputs and metadata
 
 WeightKind = Literal["int8", "float32"]
 _WEIGHTS: dict[WeightKind, Callable[[Checkpoint, GraphWriter], Weights]] = {
@@ -61,18 +58,18 @@ def build_graph(
         progress((layer + 1) / (architecture.layers + 1))
     decoder.head(residual, update)
     progress(1.0)
-    return graph.finish({METADATA_KEY: json.dumps(_description(architecture, context_length))})
+    return graph.finish(model_shape(architecture, context_length).to_metadata())
 
 
-def _description(architecture: Architecture, context_length: int) -> dict[str, int]:
-    return {
-        "format": FORMAT,
-        "layers": architecture.layers,
-        "kv_heads": architecture.kv_heads,
-        "head_dim": architecture.head_dim,
-        "vocabulary_size": architecture.vocabulary_size,
-        "context_length": context_length,
-    }
+def model_shape(architecture: Architecture, context_length: int) -> ModelShape:
+    """What the graph of a checkpoint will say of itself."""
+    return ModelShape(
+        layers=architecture.layers,
+        kv_heads=architecture.kv_heads,
+        head_dim=architecture.head_dim,
+        vocabulary_size=architecture.vocabulary_size,
+        context_length=context_length,
+    )
 
 
 class _Decoder:

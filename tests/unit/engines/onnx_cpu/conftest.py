@@ -13,6 +13,7 @@ import pytest
 from blink_persistent.engines.onnx_cpu.decoder import Decoder, StepInputs
 from blink_persistent.engines.onnx_cpu.graph import build_graph
 from blink_persistent.engines.onnx_cpu.nodes import save
+from blink_persistent.engines.onnx_cpu.session import load_model
 from blink_server.testing.memory_checkpoint import MemoryCheckpoint
 
 
@@ -26,10 +27,9 @@ class DrivenDecoder:
         )
         self.logits = np.zeros((max_rows, vocabulary), np.float32)
         self.decoder = Decoder(
-            model,
+            load_model(model, threads=1),
             max_rows=max_rows,
             context_length=context_length,
-            threads=1,
             decode=self.decode_inputs,
             prefill=self.prefill_inputs,
             logits=self.logits,

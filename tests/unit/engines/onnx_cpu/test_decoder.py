@@ -10,8 +10,9 @@ import onnx
 import pytest
 
 from blink_persistent.engines.onnx_cpu.decoder import Decoder, StepInputs
-from blink_persistent.engines.onnx_cpu.graph import METADATA_KEY, build_graph
+from blink_persistent.engines.onnx_cpu.graph import build_graph
 from blink_persistent.engines.onnx_cpu.nodes import save
+from blink_persistent.engines.onnx_cpu.session import load_model
 from blink_server.errors import EngineFailure, InvalidModel
 from blink_server.testing.memory_checkpoint import (
     MemoryCheckpoint,
@@ -151,12 +152,11 @@ def _open(path: Path, **changes: Any) -> Decoder:
     arguments: dict[str, Any] = {
         "max_rows": 4,
         "context_length": 64,
-        "threads": 1,
         "decode": inputs(),
         "prefill": inputs(),
         "logits": np.zeros((4, 101), np.float32),
     }
-    return Decoder(path, **(arguments | changes))
+    return Decoder(load_model(path, threads=1), **(arguments | changes))
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def test_a_context_beyond_the_models_is_refused(model: Path):
 
 def test_a_shorter_context_takes_less_memory(model: Path):
     short, whole = _open(model, context_length=16), _open(model)
-    assert short.kv.nbytes == whole.kv.nbytes // 4 == short.shape.slab_bytes(4, 16)
+    assert short.kv.nbytes == whole.kv.nbytes // 4 == 4 * 16 * short.shape.entry_bytes
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "noise"])
@@ -205,9 +205,8 @@ def test_a_file_that_cannot_be_loaded_is_named(tmp_path: Path, model: Path, dama
 
 def test_a_model_of_another_builder_is_refused(tmp_path: Path, model: Path):
     foreign = onnx.load(model)
-    for entry in foreign.metadata_props:
-        if entry.key == METADATA_KEY:
-            entry.value = entry.value.replace('"format": 1', '"format": 99')
+    (entry,) = foreign.metadata_props
+    entry.value = entry.value.replace('"format": 1', '"format": 99')
     onnx.save_model(foreign, tmp_path / "foreign.onnx")
     with pytest.raises(InvalidModel, match="format: is 99"):
         _open(tmp_path / "foreign.onnx")

@@ -1,0 +1,209 @@
+"""The engine as the runner uses it: built, checked, provisioned and stepped by the scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blink_persistent import _native
+from blink_persistent.engines import Launch, ProvisionLimits
+from blink_persistent.engines.onnx_cpu.engine import OnnxCpuEngine, OnnxCpuProvisioned
+from blink_persistent.graph_grid import GraphGrid, default_grid
+from blink_persistent.ring import Ring, SlotState, create_ring_memory, unpack_status
+from blink_persistent.samplers.default import DefaultSampler
+from blink_persistent.testing.scripted_request import ScriptedRequest
+from blink_server.backend import ModelVersion
+from blink_server.config import load_graph_grid, load_model_config
+from blink_server.errors import InvalidModel
+from blink_server.testing.memory_checkpoint import random_checkpoint, tiny_architecture
+
+LIMITS = {"max_rows": 3, "context_length": 64, "max_prefill_tokens": 16}
+CHECKPOINT = random_checkpoint(tiny_architecture(), bits=4)
+SLOTS = 256
+
+
+def _ignore(stage: str, fraction: float) -> None:
+    pass
+
+
+def _build(directory: Path, limits: dict[str, int] | None = None) -> ModelVersion:
+    built = OnnxCpuEngine().build(
+        CHECKPOINT, directory, limits=LIMITS if limits is None else limits, progress=_ignore
+    )
+    assert [file.name for file in directory.iterdir()] == built.files
+    config = {"backend": "blink_persistent", "eos_token_ids": [], **built.config}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "graph_grid.json").write_text(json.dumps(built.graph_grid))
+    (directory / "tokenizer.json").write_text(CHECKPOINT.tokenizer_json)
+    return ModelVersion("tiny", 1, directory, load_model_config(directory))
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> ModelVersion:
+    return _build(tmp_path)
+
+
+def _provision(version: ModelVersion) -> OnnxCpuProvisioned:
+    grid = GraphGrid.from_json(load_graph_grid(version.directory))
+    limits = ProvisionLimits(threads=1, sampler=DefaultSampler())
+    return OnnxCpuEngine().provision(version, grid, limits, progress=_ignore)
+
+
+class Served:
+    """A provisioned engine behind a ring; the scheduler passes and steps on this thread."""
+
+    def __init__(self, provisioned: OnnxCpuProvisioned, resources: ExitStack) -> None:
+        self.provisioned = provisioned
+        self.context_length = provisioned.shape.context_length
+        words = SLOTS * self.context_length
+        shape = _native.RingShape(1, SLOTS, words, words, words)
+        ring_fd, memory = create_ring_memory(shape, 1)
+        bells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2)]
+        for fd in (ring_fd, *bells):
+            resources.callback(os.close, fd)
+        self.ring = Ring(memory)
+        self.scheduler = _native.HostScheduler(
+            self.ring.atomic, provisioned.host, bells[0], bells[1:]
+        )
+
+    def answers(self, requests: Sequence[ScriptedRequest]) -> list[list[int]]:
+        """Submit all requests at once and run until all are over."""
+        for slot, request in enumerate(requests):
+            place = slot * self.context_length
+            self.ring.prompts[0][place : place + len(request.prompt)] = request.prompt
+            offsets = ("prompt_offset", "output_offset", "logprobs_offset", "stop_offset")
+            for name, value in (request.record_fields() | dict.fromkeys(offsets, place)).items():
+                self.ring.records[name][slot] = value
+            self.ring.atomic.submit(slot, _native.ticket_after(0))
+        for _ in range(10_000):
+            self.scheduler.run_pass()
+            if launched := self.scheduler.next_launch(0):
+                launch = Launch(*launched)
+                self.provisioned.step(launch)
+                self.scheduler.complete(launch.phase)
+            statuses = [unpack_status(self.ring.atomic.status(s)[2]) for s in range(len(requests))]
+            if all(status[1] == SlotState.DECODE_COMPLETED for status in statuses):
+                break
+        else:
+            pytest.fail(f"the requests did not end: {statuses}")
+        outputs = self.ring.outputs[0].reshape(SLOTS, -1)
+        return [outputs[slot, : status[0]].tolist() for slot, status in enumerate(statuses)]
+
+
+@pytest.fixture
+def served(version: ModelVersion) -> Iterator[Served]:
+    with ExitStack() as resources:
+        provisioned = _provision(version)
+        resources.callback(provisioned.close)
+        yield Served(provisioned, resources)
+
+
+def test_requests_get_the_tokens_that_each_would_get_alone(served: Served, drive: Any):
+    lengths = [1, 2, 16, 17, 33, 40, 51]
+    requests = [
+        ScriptedRequest(
+            prompt=tuple(np.random.default_rng(length).integers(0, 101, length).tolist()),
+            max_tokens=5 + index,
+        )
+        for index, length in enumerate(lengths)
+    ]
+    got = served.answers(requests)
+    alone = drive(CHECKPOINT)
+    for request, tokens in zip(requests, got, strict=True):
+        expected = [int(alone.prefill(0, request.prompt).argmax())]
+        while len(expected) < request.max_tokens:
+            expected.append(int(alone.decode({0: expected[-1]})[0].argmax()))
+        assert tokens == expected
+
+
+def test_a_context_can_be_filled(served: Served):
+    (tokens,) = served.answers([ScriptedRequest(prompt=tuple(range(50)), max_tokens=14)])
+    assert len(tokens) == 14
+
+
+def test_what_build_wrote_is_accepted(version: ModelVersion):
+    engine = OnnxCpuEngine()
+    assert list(engine.check(version)) == []
+    limits = version.config["limits"]
+    assert {name: limits[name] for name in LIMITS} == LIMITS
+    grid = GraphGrid.from_json(load_graph_grid(version.directory))
+    assert (grid.max_rows, grid.max_sequences, grid.max_prefill_tokens) == (3, 1, 16)
+    assert [key.sequences for key in grid.keys if key.phase == 0] == [1, 2, 3]
+
+
+def test_limits_not_asked_for_fit_the_model(tmp_path: Path):
+    limits = _build(tmp_path, limits={}).config["limits"]
+    assert (limits["context_length"], limits["max_prefill_tokens"]) == (64, 64)
+
+
+@pytest.mark.parametrize("context_length", [1, 65])
+def test_a_context_that_the_model_was_not_trained_for_is_refused(
+    tmp_path: Path, context_length: int
+):
+    with pytest.raises(InvalidModel, match=r"limits\.context_length"):
+        _build(tmp_path, limits={"context_length": context_length})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_limit_can_be_raised_to_the_models_context_after_the_build(tmp_path: Path):
+    version = _build(tmp_path, limits=LIMITS | {"context_length": 32})
+    version.config["limits"]["context_length"] = 64  # type: ignore[index]
+    assert _provision(version).shape.context_length == 64
+    version.config["limits"]["context_length"] = 65  # type: ignore[index]
+    with pytest.raises(InvalidModel, match="context_length: is 65"):
+        _provision(version)
+
+
+def test_the_estimate_counts_full_slabs_and_weights(version: ModelVersion):
+    engine = OnnxCpuEngine()
+    size = (version.directory / "model.onnx").stat().st_size
+    provisioned = _provision(version)
+    assert engine.estimate(version) > size + provisioned._decoder.kv.nbytes
+    before = engine.estimate(version)
+    version.config["limits"]["max_rows"] += 1
+    row_bytes = provisioned._decoder.kv.nbytes // 3
+    assert engine.estimate(version) == before + row_bytes
+
+
+def test_a_config_without_the_graphs_name_says_so(version: ModelVersion):
+    del version.config["engine"]["file"]
+    (problem,) = OnnxCpuEngine().check(version)
+    assert problem.field == "engine.file"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"thread": 4}, "engine.thread"),
+        ({"kv_bytes_per_token": "many"}, "engine.kv_bytes_per_token"),
+        ({"kv_bytes_per_token": 0}, "engine.kv_bytes_per_token"),
+    ],
+)
+def test_wrong_options_are_named(version: ModelVersion, options: dict[str, Any], field: str):
+    version.config["engine"].update(options)
+    (problem,) = OnnxCpuEngine().check(version)
+    assert problem.field == field
+    with pytest.raises(InvalidModel):
+        _provision(version)
+
+
+def test_a_grid_that_packs_prompts_is_refused(version: ModelVersion):
+    grid = default_grid(3, 16, max_sequences=2)
+    (version.directory / "graph_grid.json").write_text(json.dumps(grid.to_json()))
+    (problem,) = OnnxCpuEngine().check(version)
+    assert (problem.field, problem.value) == ("prefill.sequences", 2)
+    with pytest.raises(InvalidModel, match=r"prefill\.sequences"):
+        _provision(version)
+
+
+def test_a_damaged_graph_is_named(version: ModelVersion):
+    (version.directory / "model.onnx").write_bytes(b"not a graph")
+    with pytest.raises(InvalidModel, match=r"model\.onnx"):
+        _provision(version)
