@@ -48,6 +48,14 @@ class Reason(IntEnum):
     ENGINE_ERROR = 10
 
 
+class Command(IntEnum):
+    """What the host asks of the scheduler (`Command` in ring_layout.h)."""
+
+    RUN = 0
+    PARK = 1
+    STOP = 2
+
+
 class Condition(IntEnum):
     """What the scheduler says of itself (`SchedulerCondition` in ring_layout.h)."""
 
@@ -73,6 +81,8 @@ def _dtype(struct: str) -> np.dtype[Any]:
 HEADER = _dtype("RingHeader")
 RECORD = _dtype("RequestRecord")
 TIMING = _dtype("SlotTiming")
+WORDS = _dtype("FrontendWords")
+STATUS = _dtype("SlotStatus")
 
 
 def unpack_status(word: int) -> tuple[int, SlotState, Reason, int]:
@@ -83,9 +93,10 @@ def unpack_status(word: int) -> tuple[int, SlotState, Reason, int]:
 class Ring:
     """A mapped ring. Attributes are numpy views over the shared memory; nothing is copied.
 
-    `header` is one HEADER record, `records` and `timings` have one entry a slot; `prompts`,
-    `outputs` and `aux` are int32 [range, words]. Raises ValueError naming both layout hashes
-    where the memory was made by another build.
+    `header` is one HEADER record, `records`, `timings`, `words` and `status` have one entry a slot;
+    `prompts`, `outputs` and `aux` are int32 [range, words]. `words` and `status` are for who copies
+    them to or from another memory; who shares this memory with a scheduler uses `atomic`. Raises
+    ValueError naming both layout hashes where the memory was made by another build.
     """
 
     def __init__(self, memory: mmap.mmap | npt.NDArray[np.uint8]) -> None:
@@ -108,6 +119,8 @@ class Ring:
         self.epoch = int(self.field("epoch"))
         self.records = region("records_offset", RECORD, slots)
         self.timings = region("timings_offset", TIMING, slots)
+        self.words = region("words_offset", WORDS, slots)
+        self.status = region("status_offset", STATUS, slots)
         self.prompts = arena("prompts_offset", "prompt_words_per_range")
         self.outputs = arena("outputs_offset", "output_words_per_range")
         self.aux = arena("aux_offset", "aux_words_per_range")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from blink_persistent.ring import Command as Command
 from blink_persistent.ring import Reason, SlotState
 
 
@@ -18,14 +19,6 @@ class Outcome(IntEnum):
     PARK = 4
     STOP = 5
     FAILED = 6
-
-
-class Command(IntEnum):
-    """What the host asks of the scheduler (`Command` in ring_layout.h)."""
-
-    RUN = 0
-    PARK = 1
-    STOP = 2
 
 
 class TraceKind(IntEnum):

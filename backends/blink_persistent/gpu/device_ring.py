@@ -1,0 +1,59 @@
+"""A ring in GPU memory, and its copy in pinned host memory that is read and written instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from blink_persistent import _native
+from blink_persistent.gpu.driver import Gpu
+from blink_persistent.ring import Ring
+
+
+class DeviceRing:
+    """`mirror` is a `Ring` over the host's copy; `push` and `pull` move parts of it.
+
+    Copies run on a stream of the ring's own, one after the other, so that what was pushed first is
+    there first: push a record and its prompt, then the words that announce them. They do not wait
+    for a resident scheduler. One thread at a time.
+    """
+
+    def __init__(self, gpu: Gpu, shape: _native.RingShape, epoch: int) -> None:
+        self._gpu = gpu
+        self.address = gpu.allocate(shape.total_bytes)
+        self._memory, _ = gpu.host_memory(shape.total_bytes)
+        self._base = self._memory.ctypes.data
+        self._stream = gpu.new_stream()
+        _native.create_ring(self._memory, shape, epoch)
+        self.mirror = Ring(self._memory)
+        self.push(self.mirror.header)
+        self.flush()
+
+    def push(self, view: npt.NDArray[Any]) -> None:
+        """Start to copy a contiguous part of the mirror to the device."""
+        self._gpu.call(
+            "cuMemcpyHtoDAsync", self._place(view), view.ctypes.data, view.nbytes, self._stream
+        )
+
+    def pull(self, view: npt.NDArray[Any]) -> None:
+        """Copy a contiguous part of the ring to the mirror; returns when it is here."""
+        self._gpu.call(
+            "cuMemcpyDtoHAsync", view.ctypes.data, self._place(view), view.nbytes, self._stream
+        )
+        self.flush()
+
+    def flush(self) -> None:
+        """Wait until everything pushed is on the device."""
+        self._gpu.call("cuStreamSynchronize", self._stream)
+
+    def field(self, name: str) -> int:
+        """A header field's present value on the device."""
+        self.pull(self.mirror.header)
+        return self.mirror.field(name)
+
+    def _place(self, view: npt.NDArray[Any]) -> int:
+        offset = int(view.ctypes.data) - int(self._base)
+        if not (view.flags.c_contiguous and 0 <= offset <= self._memory.nbytes - view.nbytes):
+            raise ValueError("only contiguous parts of the mirror can be copied")
+        return self.address + offset

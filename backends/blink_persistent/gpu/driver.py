@@ -1,0 +1,177 @@
+"""The CUDA driver calls that the GPU side is made of, checked, with their memory owned.
+
+A `Gpu` is one device's primary context, two streams and everything allocated through it. It belongs
+to one thread at a time. Calls that wait for a resident kernel (freeing memory, loading modules,
+destroying executable graphs) are made only here, and only by who has stopped or parked the
+scheduler before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from blink_persistent.gpu.compile import compile_program
+from blink_persistent.gpu.structs import layout_assertions
+from blink_server.errors import EngineFailure, Unavailable
+
+
+class CudaError(EngineFailure):
+    """A driver call failed; the message has CUDA's name for it."""
+
+
+def cuda_driver() -> Any:
+    """The module cuda.bindings.driver. Raises Unavailable where it cannot be used."""
+    try:
+        from cuda.bindings import driver
+
+        (status,) = driver.cuInit(0)
+    except (ImportError, RuntimeError) as error:
+        raise Unavailable(f"no CUDA driver: {error}") from error
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise Unavailable(f"no GPU: {status.name}")
+    return driver
+
+
+class Gpu:
+    """One device. `arch` is its real architecture ("sm_90"), `io` the stream for copies."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self.driver = cuda_driver()
+        self._closers: list[Callable[[], object]] = []
+        count = self.call("cuDeviceGetCount")
+        if ordinal >= count:
+            raise Unavailable(f"GPU {ordinal} does not exist: this machine has {count}")
+        self._device = self.call("cuDeviceGet", ordinal)
+        self.arch = "sm_{}{}".format(*self.call("cuDeviceComputeCapability", self._device))
+        context = self.call("cuDevicePrimaryCtxRetain", self._device)
+        self._closers.append(lambda: self.call("cuDevicePrimaryCtxRelease", self._device))
+        self.call("cuCtxSetCurrent", context)
+        self.io = self.new_stream()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(self, function: str, *arguments: object) -> Any:
+        """Its result (one value, a tuple of several, or None). Raises CudaError."""
+        status, *results = getattr(self.driver, function)(*arguments)
+        if status != self.driver.CUresult.CUDA_SUCCESS:
+            raise CudaError(f"{function}: {status.name}")
+        if len(results) > 1:
+            return tuple(results)
+        return results[0] if results else None
+
+    def close(self) -> None:
+        """Give everything back, last first. Nothing may run on the device's streams any more."""
+        while self._closers:
+            self._closers.pop()()
+
+    def new_stream(self) -> Any:
+        """A stream that waits for no other."""
+        stream = self.call("cuStreamCreate", self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self._closers.append(lambda: self.call("cuStreamDestroy", stream))
+        return stream
+
+    def allocate(self, nbytes: int) -> int:
+        """Address of new, zeroed device memory."""
+        address = self.call("cuMemAlloc", nbytes)
+        self._closers.append(lambda: self.call("cuMemFree", address))
+        self.call("cuMemsetD8Async", address, 0, nbytes, self.io)
+        self.call("cuStreamSynchronize", self.io)
+        return int(address)
+
+    def host_memory(self, nbytes: int) -> tuple[npt.NDArray[np.uint8], int]:
+        """Zeroed pinned memory of the host: as an array, and its address on the device."""
+        flags = self.driver.CU_MEMHOSTALLOC_DEVICEMAP | self.driver.CU_MEMHOSTALLOC_PORTABLE
+        address = int(self.call("cuMemHostAlloc", nbytes, flags))
+        self._closers.append(lambda: self.call("cuMemFreeHost", address))
+        memory = np.frombuffer(
+            memoryview((ctypes.c_uint8 * nbytes).from_address(address)), np.uint8
+        )
+        memory[:] = 0
+        return memory, int(self.call("cuMemHostGetDevicePointer", address, 0))
+
+    def put(self, address: int, value: ctypes.Structure | npt.NDArray[Any]) -> None:
+        """Copy a value to device memory; returns when it is there."""
+        data = bytes(value) if isinstance(value, ctypes.Structure) else value.tobytes()
+        self.call("cuMemcpyHtoDAsync", address, data, len(data), self.io)
+        self.call("cuStreamSynchronize", self.io)
+
+    def place(self, value: ctypes.Structure | npt.NDArray[Any]) -> int:
+        """Address of a copy of the value in new device memory."""
+        size = ctypes.sizeof(value) if isinstance(value, ctypes.Structure) else value.nbytes
+        address = self.allocate(size)
+        self.put(address, value)
+        return address
+
+    def fetch(self, address: int, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
+        """[count]: a copy of device memory; returns when it is here."""
+        values = np.empty(count, dtype)
+        self.call("cuMemcpyDtoHAsync", values.ctypes.data, address, values.nbytes, self.io)
+        self.call("cuStreamSynchronize", self.io)
+        return values
+
+    def load(self, source: str, structs: Sequence[type[ctypes.Structure]]) -> DeviceProgram:
+        """Compile, load and own `csrc/<source>`; `structs` are the mirrors that it must match."""
+        cubin = compile_program(source, arch=self.arch, epilogue=layout_assertions(structs))
+        module = self.call("cuModuleLoadData", cubin)
+        self._closers.append(lambda: self.call("cuModuleUnload", module))
+        return DeviceProgram(self, module)
+
+    def launch(
+        self, function: Any, grid: int, block: int, stream: Any, *arguments: tuple[Any, Any]
+    ) -> None:
+        """Launch a kernel; each argument is (value, ctypes type)."""
+        values = tuple(value for value, _ in arguments)
+        kinds = tuple(kind for _, kind in arguments)
+        self.call(
+            "cuLaunchKernel", function, grid, 1, 1, block, 1, 1, 0, stream, (values, kinds), 0
+        )
+
+    def device_graph(self, record: Callable[[Any], None]) -> Any:
+        """An executable graph of the work that `record(stream)` gives, ready for device launch.
+
+        Raises CudaError naming the result of its instantiation.
+        """
+        driver, stream = self.driver, self.io
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self.call("cuStreamBeginCapture", stream, mode)
+        try:
+            record(stream)
+        finally:
+            graph = self.call("cuStreamEndCapture", stream)
+        parameters = driver.CUDA_GRAPH_INSTANTIATE_PARAMS()
+        parameters.flags = driver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH
+        try:
+            executable = self.call("cuGraphInstantiateWithParams", graph, parameters)
+        except CudaError as error:
+            raise CudaError(f"{error} ({parameters.result_out.name})") from error
+        finally:
+            self.call("cuGraphDestroy", graph)
+        self._closers.append(lambda: self.call("cuGraphExecDestroy", executable))
+        self.call("cuGraphUpload", executable, stream)
+        self.call("cuStreamSynchronize", stream)
+        return executable
+
+    def free_bytes(self) -> int:
+        """Device memory that nobody has."""
+        return int(self.call("cuMemGetInfo")[0])
+
+
+class DeviceProgram:
+    """A loaded module."""
+
+    def __init__(self, gpu: Gpu, module: Any) -> None:
+        self._gpu = gpu
+        self._module = module
+
+    def function(self, name: str) -> Any:
+        """The kernel of this name."""
+        return self._gpu.call("cuModuleGetFunction", self._module, name.encode())
