@@ -11,15 +11,17 @@ One harness belongs to one thread, but for its ring's words, which any thread ma
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+import select
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from blink_persistent import _native
-from blink_persistent.ring import Ring, SlotState, create_ring_memory, unpack_status
+from blink_persistent.ring import Condition, Ring, SlotState, create_ring_memory, unpack_status
 from blink_persistent.testing.observed import Launch, Outcome, Status, TraceEvent, TraceKind
 from blink_persistent.testing.scripted_request import ScriptedRequest
 from blink_persistent.testing.scripted_shape import ScriptedShape
@@ -162,6 +164,38 @@ class ScriptedHarness:
             if outcome in (Outcome.IDLE, Outcome.PARK, Outcome.STOP, Outcome.FAILED):
                 return passes
         raise RuntimeError(f"the scheduler did not settle within {limit} passes")
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Run the scheduler and the engine on threads of their own. Afterwards the scheduler is
+        stopped for good."""
+        engine = threading.Thread(target=self._serve_launches, name="engine")
+        engine.start()
+        self.scheduler.start()
+        try:
+            yield
+        finally:
+            self.scheduler.stop()
+            engine.join()
+
+    def _serve_launches(self) -> None:
+        stopped = (Condition.STOPPED, Condition.FAILED)
+        while True:
+            launch = self.scheduler.next_launch(1000)
+            if launch is not None:
+                _, phase, sequences, tokens = launch
+                self.scripted.step(phase, sequences, tokens)
+                self.scheduler.complete(phase)
+            elif self.scheduler.condition() in stopped:
+                return
+
+    def wait(self, range_: int, timeout_ms: int = 10_000) -> None:
+        """Wait until the scheduler has news for a range. Raises TimeoutError."""
+        poll = select.poll()
+        poll.register(self.bells[range_], select.POLLIN)
+        if not poll.poll(timeout_ms):
+            raise TimeoutError(f"no news for range {range_} within {timeout_ms} ms")
+        os.eventfd_read(self.bells[range_])
 
     def trace(self) -> list[TraceEvent]:
         """What the scheduler did since the last call."""

@@ -30,7 +30,7 @@ def harness() -> Iterator[ScriptedHarness]:
 def torn(ticket_from: tuple[int, int, int], word_from: tuple[int, int, int]) -> Status:
     """A bulk read: each 8-byte word of the status is of a moment of its own."""
     generated, state, reason, byte = unpack_status(word_from[2])
-    return Status(*ticket_from[:2], generated, state, reason, byte)
+    return Status(ticket_from[0], ticket_from[1], generated, state, reason, byte)
 
 
 def answer(harness: ScriptedHarness, ticket: int) -> Answer:
@@ -196,9 +196,7 @@ def test_reading_8_a_status_of_the_ring_before_is_not_taken_for_the_new_one() ->
         old.submit(SLOT, 1, FIRST)
         old.settle()
         new.submit(SLOT, 1, SECOND)
-        kept = Status(
-            *old.ring.atomic.status(SLOT)[:2], *unpack_status(old.ring.atomic.status(SLOT)[2])
-        )
+        kept = old.status(SLOT)
         assert (kept.ticket, kept.ticket_byte, kept.generated) == (1, 1, 6)
         assert not kept.belongs_to(1, new.shape.epoch)
         new.settle()

@@ -66,7 +66,8 @@ BLINK_DEV void Scheduler<Port>::scan(uint32_t slots) {
     for (uint32_t i = port.lane(); i < slots; i += port.lanes()) found |= asks((start + i) % ring.slot_count);
     found = port.any(found);
     if (leader()) {
-        s.scan_start = (start + slots) % ring.slot_count;
+        const uint32_t turn = slots < ring.slot_count ? slots : ring.slots_per_range;  // no range is always first
+        s.scan_start = (start + turn) % ring.slot_count;
         s.event_count = 0;
     }
     if (!found) return;
