@@ -146,6 +146,8 @@ class FakeRunner:
                 self._tokens += 1
                 last = position == count - 1
                 reason = FinishReason.LENGTH if last else None
+                if last:  # a runner writes logs too, also when nobody reads them any more
+                    print(f"request {number}: {count} tokens", flush=True)
                 _answer(writer, number, [prompt[position % len(prompt)]], reason)
                 if self._tokens == self._options.die_after:
                     await writer.drain()

@@ -221,6 +221,8 @@ async def test_a_lost_session_is_told_at_once_and_closed_after_its_requests(
     session.shut("the runner is gone")
     with pytest.raises(Unavailable, match="the runner is gone"):
         worker.directory.lease("echo")
+    for _ in range(20):  # turns of the loop in which it must not be closed
+        await asyncio.sleep(0)
     assert not session.closed.is_set()
     lease.release()
     await asyncio.wait_for(session.closed.wait(), 10)
