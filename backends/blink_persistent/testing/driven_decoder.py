@@ -50,7 +50,7 @@ class DrivenDecoder:
             self.prefill_inputs.lengths[0] = done
             self.decoder.prefill(row, count)
         self.lengths[row] = done
-        return self.logits[0].copy()
+        return np.array(self.logits[0])
 
     def decode(self, tokens: Mapping[int, int], rows: int | None = None) -> Array:
         """Append a token to each row named; rows up to `rows` that are not named are inactive."""
@@ -62,8 +62,8 @@ class DrivenDecoder:
             self.lengths[row] += active
             self.decode_inputs.lengths[row] = self.lengths[row] if active else 0
         self.decoder.decode(rows)
-        return self.logits[:rows].copy()
+        return np.array(self.logits[:rows])
 
     def cache(self, row: int) -> Array:
         """The row's entries, [layers, 2, tokens, kv_heads, head_dim]."""
-        return self.decoder.kv[:, :, row, :, : self.lengths[row]].swapaxes(2, 3).copy()
+        return np.array(self.decoder.kv[:, :, row, :, : self.lengths[row]].swapaxes(2, 3))
