@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from ctypes import c_uint32, c_uint64, sizeof
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,21 @@ from blink_persistent.gpu.device_ring import DeviceRing
 from blink_persistent.gpu.driver import CudaError, Gpu
 from blink_persistent.ring import Command, Condition
 
+
+class Moment(IntEnum):
+    """What a profile tells apart (scheduler.h, port_gpu.cuh)."""
+
+    LANDED = 0
+    DELIVERED = 1
+    DECIDED = 2
+    FILLED = 3
+    LAUNCHED = 4
+    SCANNING = 5
+    SCANNED = 6
+    RELAUNCHING = 100
+    STARTED = 101
+
+
 LANES = 256  # of the scheduler's one thread block (port_gpu.cuh)
 TRACE_EVENT_WORDS = 4
 POLL_SECONDS = 50e-6
@@ -27,8 +43,8 @@ POLL_SECONDS = 50e-6
 class DeviceScheduler:
     """A scheduler over a ring in the same GPU's memory. Its state survives parks and stops.
 
-    `engine` and `graphs` (executable, uploaded for device launch, one a key of the engine's grid)
-    must stay as they are while it runs; while it is parked or stopped, the caller may load, free and
+    `engine` and `graphs` (executable, uploaded for device launch, one a key of the grid) must
+    stay as they are while it runs; while it is parked or stopped, the caller may load, free and
     destroy. `trace_capacity` events and `profile_capacity` moments are kept, 0 for none.
     """
 

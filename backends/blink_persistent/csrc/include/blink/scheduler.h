@@ -27,9 +27,16 @@ constexpr uint32_t kMaxLaunchRetries = 1u << 20;
 
 enum class LaunchResult : uint32_t { kLaunched = 0, kRetry = 1, kFailed = 2 };
 
-// Moments of a step, in order; what a profile tells apart.
-enum class Moment : uint32_t { kLanded = 0, kDelivered = 1, kDecided = 2, kFilled = 3, kLaunched = 4 };
-constexpr uint32_t kMoments = 5;
+// What a profile tells apart: the moments of a step in order, then both ends of a whole scan.
+enum class Moment : uint32_t {
+    kLanded = 0,
+    kDelivered = 1,
+    kDecided = 2,
+    kFilled = 3,
+    kLaunched = 4,
+    kScanning = 5,
+    kScanned = 6,
+};
 
 enum class Outcome : uint32_t {
     kBusy = 0,      // a graph runs

@@ -63,8 +63,10 @@ template <class Port>
 BLINK_DEV void Scheduler<Port>::scan(uint32_t slots) {
     const uint32_t start = s.scan_start;
     bool found = false;
+    if (slots == ring.slot_count) port.stamp(Moment::kScanning);
     for (uint32_t i = port.lane(); i < slots; i += port.lanes()) found |= asks((start + i) % ring.slot_count);
     found = port.any(found);
+    if (slots == ring.slot_count) port.stamp(Moment::kScanned);
     if (leader()) {
         const uint32_t turn = slots < ring.slot_count ? slots : ring.slots_per_range;  // no range is always first
         s.scan_start = (start + turn) % ring.slot_count;

@@ -1,0 +1,153 @@
+"""What the persistent scheduler costs between two steps, on a GPU with the scripted engine.
+
+    python tests/bench/gpu/scheduler_gaps.py OUTPUT_DIRECTORY [--rows 32] [--steps 3000]
+
+Method: the engine's kernels and the scheduler stamp %globaltimer (its resolution is printed).
+A gap is the time from the engine's last stamp of a step (just before its completion counter) to
+its first stamp of the next (first instruction of the step kernel), so polling, delivery, choice,
+filling, launch and the start of the next graph are all inside. All rows decode; requests are long
+enough that none ends while it is measured. A ring of 4,096 slots in 16 ranges. The raw stamps are
+written beside the summary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blink_persistent.gpu.device_scheduler import Moment
+from blink_persistent.testing.device_harness import DeviceHarness
+from blink_persistent.testing.scripted_request import ScriptedRequest
+from blink_persistent.testing.scripted_shape import ScriptedShape
+
+STEP_MOMENTS = [
+    Moment.LANDED,
+    Moment.DELIVERED,
+    Moment.DECIDED,
+    Moment.FILLED,
+    Moment.LAUNCHED,
+]
+PROFILE_CAPACITY = 1 << 17
+
+
+def shape_of(rows: int, steps: int) -> ScriptedShape:
+    """Room for `rows` requests of `steps` tokens; a step reads few tokens of each."""
+    context = steps + 64
+    return ScriptedShape(
+        ranges=16,
+        slots_per_range=256,
+        max_rows=rows,
+        max_sequences=8,
+        max_prefill_tokens=256,
+        context_length=context,
+        vocabulary_size=32000,
+        block_size=16,
+        block_count=rows * (context // 16 + 2) + 1,
+    )
+
+
+def spread(values: npt.NDArray[Any]) -> dict[str, float]:
+    """Microseconds."""
+    if len(values) == 0:
+        return {"n": 0}
+    points = {"min": 0, "p50": 50, "p90": 90, "p99": 99, "max": 100}
+    found = {name: round(float(np.percentile(values, p)) / 1e3, 3) for name, p in points.items()}
+    return {"n": len(values), "mean": round(float(values.mean()) / 1e3, 3), **found}
+
+
+def measure(rows: int, steps: int, step_ns: int, profiled: bool, output: Path) -> dict[str, Any]:
+    """One run; its raw stamps go to a file of their own."""
+    requests = {
+        # spread over the ranges as workers would spread them
+        (i % 16) * 256 + i // 16: ScriptedRequest((5, 6, 7 + i), max_tokens=steps, ignore_eos=True)
+        for i in range(rows)
+    }
+    capacity = PROFILE_CAPACITY if profiled else 0
+    with DeviceHarness(
+        shape_of(rows, steps), step_ns=step_ns, times_capacity=1 << 16, profile_capacity=capacity
+    ) as harness:
+        harness.submit(requests)
+        harness.scheduler.launch()
+        harness.wait_for_ends(requests, timeout_s=120)
+        harness.scheduler.park()
+        counters = {
+            name: harness.ring.field(name)
+            for name in ("steps", "launch_retries", "tail_launches", "generated_tokens")
+        }
+        times = harness.engine.times()
+        profile = harness.scheduler.drain_profile() if profiled else np.empty((0, 2), np.int64)
+        first = harness.output(0)
+        assert first == requests[0].answer(harness.shape).tokens
+    name = f"rows{rows}_step{step_ns}ns_{'profiled' if profiled else 'plain'}"
+    np.savez_compressed(output / f"{name}.npz", times=times, profile=profile)
+    return {"run": name, **counters, **summarize(times, profile)}
+
+
+def summarize(times: npt.NDArray[Any], profile: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Gaps, and where they go, leaving out the first hundred and last steps."""
+    times = times.astype(np.int64)[100:-10]
+    gaps = times[1:, 0] - times[:-1, 1]
+    found: dict[str, Any] = {
+        "gap_us": spread(gaps),
+        "step_us": spread(times[:, 1] - times[:, 0]),
+        "resolution_ns": int(np.gcd.reduce(np.diff(np.sort(times.ravel())))),
+    }
+    if len(profile):
+        found["parts_us"] = parts(times, profile)
+    return found
+
+
+def parts(times: npt.NDArray[np.int64], profile: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Each part of a gap, of steps whose moments came in their order."""
+    kind, at = profile[:, 0], profile[:, 1]
+    cycle = np.array([int(moment) for moment in STEP_MOMENTS])
+    begins = np.flatnonzero(kind == Moment.LANDED)
+    begins = begins[begins + len(cycle) <= len(kind)]
+    whole = begins[(kind[begins[:, None] + np.arange(len(cycle))] == cycle).all(axis=1)]
+    landed, launched = at[whole], at[whole + len(cycle) - 1]
+    found: dict[str, Any] = {}
+    ended = times[np.searchsorted(times[:, 1], landed, "right") - 1, 1]
+    found["ended..LANDED"] = spread((landed - ended)[ended <= landed])
+    for i in range(1, len(cycle)):
+        name = f"{STEP_MOMENTS[i - 1].name}..{STEP_MOMENTS[i].name}"
+        found[name] = spread(at[whole + i] - at[whole + i - 1])
+    next_ = np.searchsorted(times[:, 0], at[whole + len(cycle) - 2], "right")
+    inside = next_ < len(times)
+    found["LAUNCHED..begun"] = spread(times[next_[inside], 0] - launched[inside])
+    found["scan of all slots"] = between(kind, at, Moment.SCANNING, Moment.SCANNED)
+    found["tail relaunch"] = between(kind, at, Moment.RELAUNCHING, Moment.STARTED)
+    return found
+
+
+def between(
+    kind: npt.NDArray[np.int64], at: npt.NDArray[np.int64], first: Moment, second: Moment
+) -> dict[str, float]:
+    """Times between two moments that follow one another."""
+    pairs = np.flatnonzero((kind[:-1] == first) & (kind[1:] == second))
+    return spread(at[pairs + 1] - at[pairs])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--steps", type=int, default=3000)
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    results = []
+    for rows in arguments.rows:
+        for step_ns in (0, 50_000):
+            for profiled in (False, True):
+                result = measure(rows, arguments.steps, step_ns, profiled, arguments.output)
+                results.append(result)
+                print(json.dumps(result), flush=True)
+    (arguments.output / "summary.json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
