@@ -117,14 +117,16 @@ class RingRange:
         """Log-probabilities of the generated tokens [first, end), which are `tokens`."""
         words, top = prepared.entry_words, prepared.top
         start = place.output + prepared.max_tokens
-        entries = self._outputs[start + first * words : start + end * words].reshape(-1, words)
-        values = entries.view(np.float32)
-        ids: list[list[int]] = entries[:, 1 : 1 + top].tolist()
-        best: list[list[float]] = values[:, 1 + top :].tolist()
-        chosen: list[float] = values[:, 0].tolist()
+        words_of_tokens = self._outputs[start + first * words : start + end * words]
+        entries = words_of_tokens.reshape(-1, words)
+        # {f32 chosen, i32 id[top], f32 logprob[top]}, read once as each type.
+        integers: list[list[int]] = entries.tolist()
+        floats: list[list[float]] = entries.view(np.float32).tolist()
         return [
-            TokenLogprob(token, logprob, tuple(zip(top_ids, top_logprobs, strict=True)))
-            for token, logprob, top_ids, top_logprobs in zip(tokens, chosen, ids, best, strict=True)
+            TokenLogprob(
+                token, values[0], tuple(zip(ids[1 : 1 + top], values[1 + top :], strict=True))
+            )
+            for token, ids, values in zip(tokens, integers, floats, strict=True)
         ]
 
     def timing(self, slot: int) -> RequestTiming:

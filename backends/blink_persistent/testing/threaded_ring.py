@@ -15,14 +15,16 @@ _LAUNCH_WAIT_MS = 100
 class ThreadedRing:
     """Runs the steps of a `ScriptedHarness`; the engine steps only while `open_gate` is set.
 
-    With `scheduling=False` nothing is claimed before `start_scheduler`. `step_error` is what the
-    engine reports with each step; not 0 fails it.
+    After `pause_after` further steps the engine clears the gate itself; 0 is never. With
+    `scheduling=False` nothing is claimed before `start_scheduler`. `step_error` is what the engine
+    reports with each step; not 0 fails it.
     """
 
     def __init__(self, shape: ScriptedShape, *, scheduling: bool = True) -> None:
         self.harness = ScriptedHarness(shape, trace_capacity=0)
         self.open_gate = threading.Event()
         self.open_gate.set()
+        self.pause_after = 0
         self.step_error = 0
         self._stopping = threading.Event()
         self._engine = threading.Thread(target=self._run_engine, name="engine")
@@ -60,6 +62,10 @@ class ThreadedRing:
             if launch is None:
                 continue
             self.open_gate.wait()
+            if self.pause_after:
+                self.pause_after -= 1
+                if self.pause_after == 0:
+                    self.open_gate.clear()
             _, phase, sequences, tokens = launch
             self.harness.scripted.step(phase, sequences, tokens)
             scheduler.complete(phase, self.step_error)

@@ -3,9 +3,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from blink_persistent.frontend.arena import Arena
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from blink_persistent.frontend.arena import Arena
 
 WORDS = 300
 

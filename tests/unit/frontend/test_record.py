@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from blink_persistent import _native
 from blink_persistent.frontend.record import prepare
 from blink_persistent.frontend.space import Place
 from blink_persistent.ring import RECORD
-
 from blink_server.backend import GenerateRequest, SamplingParams, SessionLimits
 from blink_server.errors import InvalidRequest
 

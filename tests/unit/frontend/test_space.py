@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from blink_persistent.frontend.space import SlotPool, Space
 
+from blink_persistent.frontend.space import SlotPool, Space
 from blink_server.errors import InvalidRequest, Overloaded
 
 
@@ -26,9 +26,7 @@ def test_a_place_that_is_not_had_whole_is_not_had_at_all() -> None:
     place = space.take(prompt_words=50, output_words=50, aux_words=10)
     for too_much in ((60, 1, 0), (50, 60, 0), (50, 50, 1)):
         with pytest.raises(Overloaded):
-            space.take(
-                prompt_words=too_much[0], output_words=too_much[1], aux_words=too_much[2]
-            )
+            space.take(prompt_words=too_much[0], output_words=too_much[1], aux_words=too_much[2])
     second = space.take(prompt_words=50, output_words=50, aux_words=0)
     assert (second.slot, second.aux) == (1, None)
     with pytest.raises(Overloaded, match="slot"):

@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from blink_persistent.frontend.stream import RingStream
 
+from blink_persistent.frontend.stream import RingStream
 from blink_server.backend import FinishReason, RequestTiming, TokenEvent, TokenLogprob
 from blink_server.errors import EngineFailure
 
