@@ -72,54 +72,90 @@ async def stream_answer(
     """
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     answer = StreamedAnswer(time.monotonic_ns())
-    async for payload in stream_payloads(url, path, asked):
-        arrived = time.monotonic_ns()
-        chunk = json.loads(payload)
-        if "error" in chunk:
-            raise RequestFailed(f"{path}: {chunk['error']['message']}")
-        answer.usage = chunk.get("usage") or answer.usage
-        for choice in chunk["choices"]:
-            text = choice["delta"].get("content") if "delta" in choice else choice["text"]
-            if text:
-                answer.pieces.append((arrived, text))
-                on_text(text)
-            answer.finish_reason = choice["finish_reason"] or answer.finish_reason
+    events = await EventStream.open(url, path, asked)
+    try:
+        async for payload in events:
+            arrived = time.monotonic_ns()
+            _take(answer, json.loads(payload), arrived, on_text)
+    finally:
+        events.close()
     return answer
 
 
-async def stream_payloads(url: str, path: str, body: Mapping[str, Any]) -> AsyncIterator[str]:
-    """The payload of every event of a streamed response, without the end mark.
+def _take(
+    answer: StreamedAnswer, chunk: Mapping[str, Any], arrived: int, on_text: Callable[[str], None]
+) -> None:
+    if "error" in chunk:
+        raise RequestFailed(chunk["error"]["message"])
+    answer.usage = chunk.get("usage") or answer.usage
+    for choice in chunk["choices"]:
+        if text := text_of(choice):
+            answer.pieces.append((arrived, text))
+            on_text(text)
+        answer.finish_reason = choice["finish_reason"] or answer.finish_reason
 
-    Raises RequestFailed for a status other than 200 and for a stream without its end mark.
-    """
-    host = urlsplit(url)
-    reader, writer = await asyncio.open_connection(host.hostname, host.port)
-    try:
-        content = json.dumps(body).encode()
-        writer.write(
-            f"POST {path} HTTP/1.1\r\nHost: {host.netloc}\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode()
-            + content
-        )
-        status, chunked = await _read_head(reader)
-        parts = _chunks(reader) if chunked else _until_end(reader)
-        if status != 200:
-            text = b"".join([part async for part in parts]).decode(errors="replace")
-            raise RequestFailed(f"{path}: HTTP {status}: {text}")
-        async for payload in _events(parts):
-            if payload == _END:
-                return
-            yield payload
-        raise RequestFailed(f"{path}: the stream broke off")
-    finally:
-        writer.close()
+
+def text_of(choice: Mapping[str, Any]) -> str:
+    """The text of one choice of a chunk, be it of a chat or of a completion."""
+    return (choice["delta"].get("content") if "delta" in choice else choice["text"]) or ""
+
+
+class EventStream:
+    """One streamed response; iteration gives each event's payload, without the end mark."""
+
+    def __init__(self, writer: asyncio.StreamWriter, parts: AsyncIterator[bytes]) -> None:
+        self._writer = writer
+        self._parts = parts
+
+    @classmethod
+    async def open(cls, url: str, path: str, body: Mapping[str, Any]) -> EventStream:
+        """Ask, and wait for the head of the answer. Raises RequestFailed unless it is 200."""
+        host = urlsplit(url)
+        reader, writer = await asyncio.open_connection(host.hostname, host.port)
+        try:
+            content = json.dumps(body).encode()
+            head = (
+                f"POST {path} HTTP/1.1\r\nHost: {host.netloc}\r\nConnection: close\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+            )
+            writer.write(head.encode() + content)
+            status, chunked = await _read_head(reader)
+            parts = _chunks(reader) if chunked else _until_end(reader)
+            if status != 200:
+                text = b"".join([part async for part in parts]).decode(errors="replace")
+                raise RequestFailed(f"{path}: HTTP {status}: {text}")
+        except BaseException:
+            writer.close()
+            raise
+        return cls(writer, parts)
+
+    @property
+    def port(self) -> int:
+        """The client's port, by which the server's side can be told from others."""
+        return int(self._writer.get_extra_info("sockname")[1])
+
+    def close(self) -> None:
+        """Hang up."""
+        self._writer.close()
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        """Payloads as they arrive. Raises RequestFailed where the stream has no end mark."""
+        buffered = b""
+        async for part in self._parts:
+            *events, buffered = (buffered + part).split(b"\n\n")
+            for event in events:
+                payload = event.decode().removeprefix("data: ")
+                if payload == _END:
+                    return
+                yield payload
+        raise RequestFailed("the stream broke off")
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, bool]:
     """(status, whether the body is chunked)."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    except asyncio.IncompleteReadError:
+    except (asyncio.IncompleteReadError, ConnectionError):
         raise RequestFailed("the server closed the connection without an answer") from None
     status_line, *headers = head.lower().split("\r\n")
     chunked = any(h.startswith("transfer-encoding:") and "chunked" in h for h in headers)
@@ -130,18 +166,10 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     try:
         while size := int(await reader.readline() or b"0", 16):
             yield (await reader.readexactly(size + 2))[:-2]
-    except asyncio.IncompleteReadError:
+    except (asyncio.IncompleteReadError, ConnectionError):
         return
 
 
 async def _until_end(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     while part := await reader.read(1 << 16):
         yield part
-
-
-async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[str]:
-    buffered = b""
-    async for part in parts:
-        *events, buffered = (buffered + part).split(b"\n\n")
-        for event in events:
-            yield event.decode().removeprefix("data: ")
