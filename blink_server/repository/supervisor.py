@@ -132,7 +132,9 @@ class Supervisor:
             if not isinstance(error, BlinkError | LoadError):
                 log.exception("%s: backend %s failed", self.wanted.key, self._backend.name)
             await self._stop_runner()
-            await self._unavailable(str(error) or type(error).__name__)
+            # Clients are told the reason too, and need not know where the repository lies.
+            place = f"{self.wanted.version.directory}/"
+            await self._unavailable(str(error).replace(place, "") or type(error).__name__)
             return 0.0
         if ready is None:
             await self._unload()
