@@ -49,9 +49,12 @@ class ServerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def line(self, text: str) -> str:
-        """Wait for a line that contains `text`. Raises AssertionError if none comes."""
-        for line in self.lines:
+    async def line(self, text: str, *, after: int = 0) -> str:
+        """Wait for a line that contains `text`, not among the first `after` of `lines`.
+
+        Raises AssertionError if none comes.
+        """
+        for line in self.lines[after:]:
             if text in line:
                 return line
         found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
