@@ -7,6 +7,7 @@ It imports no engine and maps no weights. When it dies, workers and runners serv
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from blink_server.runtime_dir import RuntimeDirectory, living_processes, open_ru
 log = logging.getLogger(__name__)
 
 _RUNNER_DRAIN_SECONDS = 5.0  # the workers are gone by then: only slots are left to be taken back
+_CONNECT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +137,10 @@ class Provisioner:
 
     async def _announce_when_settled(self) -> None:
         await self.manager.settled()
-        await self._catalog.reached(self._options.front.workers)
+        with contextlib.suppress(TimeoutError):  # the log says what keeps a worker from it
+            await asyncio.wait_for(
+                self._catalog.reached(self._options.front.workers), _CONNECT_SECONDS
+            )
         self._announce(self)
 
     def _leave_runtime_directory(self) -> None:

@@ -113,9 +113,8 @@ class ServerProcess:
 
     def kill_everything(self) -> None:
         """End whatever of this server is left, for a test's clean-up."""
-        records = [self.runtime / "http.json", *self.runtime.glob("runner-*/runner.json")]
-        self._process.kill()
-        for record in records:
+        self._process.kill()  # first, lest it start again what is ended here
+        for record in (self.runtime / "http.json", *self.runtime.glob("runner-*/runner.json")):
             if (found := read_record(record)) is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(found[0].pid, signal.SIGKILL)

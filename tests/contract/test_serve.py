@@ -41,7 +41,7 @@ async def start(short_path: Path, repository: Path) -> AsyncIterator[Start]:
         return server
 
     yield start
-    for server in servers:
+    for server in reversed(servers):  # a successor before those whose children it has
         server.kill_everything()
         await server.exit()
 
