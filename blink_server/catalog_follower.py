@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_RETRY = 0.05  # seconds
 _LONGEST_RETRY = 1.0
+_LONGEST_CONNECT_RETRY = 5.0
 _CLOSE_SECONDS = 5.0
 
 
@@ -53,6 +54,7 @@ class _Link:
         self.session: Session | None = None
         self.text: TextParts | None = None
         self.failure = ""  # why there is no session
+        self.told = ""  # the failure last logged: each is told once, not at every attempt
         self.lost = asyncio.Event()  # the session's other side is gone
         self.unused = asyncio.Event()  # and no request holds it any more
         self.task: asyncio.Task[None] | None = None
@@ -158,8 +160,9 @@ class CatalogFollower:
             except BlinkError as error:
                 link.failure = str(error)
             except Exception as error:
-                log.exception("%s: backend %s cannot connect", link.key, entry.backend)
                 link.failure = f"{type(error).__name__}: {error}"
+                if link.failure != link.told:
+                    log.exception("%s: backend %s has a defect", link.key, entry.backend)
             self._publish()
             if link.session is not None:
                 retry = _FIRST_RETRY
@@ -168,9 +171,11 @@ class CatalogFollower:
                 if self._directory.leases(link.key):
                     await link.unused.wait()
                 await asyncio.shield(self._spawn(_close(link)))
-            log.warning("%s: %s", link.key, link.failure)
+            if link.failure != link.told:
+                log.warning("%s: %s", link.key, link.failure)
+            link.told = link.failure
             await asyncio.sleep(retry)
-            retry = min(2 * retry, _LONGEST_RETRY)
+            retry = min(2 * retry, _LONGEST_CONNECT_RETRY)
 
     async def _connect(self, link: _Link, entry: CatalogEntry) -> None:
         version = _version(entry)

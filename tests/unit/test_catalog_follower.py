@@ -201,11 +201,16 @@ async def test_an_endpoint_that_was_never_reached_is_released_too(worker: Worker
     assert await worker.provisioner.hear() == Released("echo", 1, 1)
 
 
-async def test_connecting_is_tried_again(worker: Worker) -> None:
+async def test_connecting_is_tried_again_and_a_failure_told_once(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
     worker.backend.refusal = "no such socket"
     peer = await worker.start()
     await worker.provisioner.publish(peer, worker.ready)
-    await worker.backend.refused.wait()
+    for _ in range(3):
+        await asyncio.wait_for(worker.backend.refused.wait(), 10)
+        worker.backend.refused.clear()
+    assert caplog.text.count("no such socket") == 1
     worker.backend.refusal = ""
     assert await worker.provisioner.hear() == Connected("echo", 1, 1)
     assert worker.directory.find("echo").serves
