@@ -9,7 +9,8 @@ using int32_t = int;
 using uint32_t = unsigned int;
 using int64_t = long long;
 using uint64_t = unsigned long long;
-#define BLINK_OFFSETOF(type, member) __builtin_offsetof(type, member)
+// Not __builtin_offsetof, which NVRTC 13.0 does not know.
+#define BLINK_OFFSETOF(type, member) __INTADDR__(&(((type*)0)->member))
 #else
 #include <stddef.h>
 #include <stdint.h>
