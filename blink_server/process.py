@@ -65,7 +65,9 @@ class Exit:
             how = f"signal {_signal_name(-self.code)}"
         else:
             how = f"exit code {self.code}"
-        return f"{how} ({self.last_line})" if self.last_line else how
+        # These signals come from outside: what it wrote before has nothing to do with its end.
+        killed = self.code in (-signal.SIGKILL, -signal.SIGTERM)
+        return f"{how} ({self.last_line})" if self.last_line and not killed else how
 
 
 def _signal_name(number: int) -> str:

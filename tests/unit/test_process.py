@@ -30,9 +30,21 @@ async def test_exit_code_and_last_line_are_the_reason() -> None:
         os.waitpid(process.pid, os.WNOHANG)  # noqa: ASYNC222 (it must be reaped already)
 
 
-async def test_a_signal_is_named() -> None:
-    process = await start("import os; os.kill(os.getpid(), 9)")
-    assert str(await process.wait()) == "signal SIGKILL"
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (signal.SIGKILL, "signal SIGKILL"),
+        (signal.SIGTERM, "signal SIGTERM"),
+        (signal.SIGABRT, "signal SIGABRT (the last words)"),
+    ],
+)
+async def test_a_signal_is_named_with_the_last_line_if_it_is_its_own_doing(
+    number: signal.Signals, reason: str
+) -> None:
+    process = await start(
+        f"import os; os.write(1, b'the last words'); os.kill(os.getpid(), {number})"
+    )
+    assert str(await process.wait()) == reason
 
 
 async def test_output_without_newlines_is_cut_not_hoarded() -> None:
