@@ -189,11 +189,15 @@ class ModelVersion:
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """What `Backend.build` wrote: file names relative to the directory, and config.json fragments."""
+    """What `Backend.build` wrote: file names relative to the directory, and config.json fragments.
+
+    `notes` are lines for the user who imports: how weights are held, and what that costs.
+    """
 
     files: Sequence[str]
     config: Mapping[str, Any]  # merged into config.json by the importer ("engine", "limits", ...)
     graph_grid: Mapping[str, Any]  # graph_grid.json
+    notes: Sequence[str] = ()
 
 
 @runtime_checkable

@@ -2,7 +2,8 @@
 
 Tensor names and layouts are Hugging Face's Llama ones ("model.layers.0.self_attn.q_proj.weight",
 shape [out_features, in_features]); rotary embedding is in the half-split ("rotate_half") layout,
-whatever the source file used.
+whatever the source file used. A backend holds a matrix as it comes: float32 as float32,
+quantized blocks as such blocks; what is to be smaller is quantized by the importer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """Shape of a decoder-only transformer of the Llama family."""
+    """Shape of a decoder-only transformer of the Llama family: also Mistral, Qwen 2 and Qwen 3.
+
+    attention_bias: the projections to queries, keys and values add ("...q_proj.bias", float32
+    [rows]); the other projections do not. qk_norm: each head's query and key pass through an
+    RMS norm of their own before rotation ("...q_norm.weight", "...k_norm.weight", float32
+    [head_dim]). rope_divisors: what the rotary frequencies are divided by, one number a pair of
+    elements (head_dim / 2 of them), or none: every scaling whose tables depend on the position
+    alone comes to that.
+    """
 
     family: str  # "llama"
     layers: int
@@ -31,6 +40,45 @@ class Architecture:
     rope_theta: float
     rms_norm_eps: float
     tied_embeddings: bool
+    attention_bias: bool = False
+    qk_norm: bool = False
+    rope_divisors: tuple[float, ...] = ()
+
+    def rotary_frequencies(self) -> npt.NDArray[np.float64]:
+        """Radians by which the pairs of elements turn a position, float64 [head_dim / 2]."""
+        exponents = -np.arange(0, self.head_dim, 2) / self.head_dim
+        return np.asarray(self.rope_theta**exponents / np.array(self.rope_divisors or 1.0))
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The canonical name and shape of every tensor that a checkpoint has."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        layer: dict[str, tuple[int, ...]] = {
+            "input_layernorm.weight": (hidden,),
+            "self_attn.q_proj.weight": (queries, hidden),
+            "self_attn.k_proj.weight": (keys, hidden),
+            "self_attn.v_proj.weight": (keys, hidden),
+            "self_attn.o_proj.weight": (hidden, queries),
+            "post_attention_layernorm.weight": (hidden,),
+            "mlp.gate_proj.weight": (inner, hidden),
+            "mlp.up_proj.weight": (inner, hidden),
+            "mlp.down_proj.weight": (hidden, inner),
+        }
+        if self.attention_bias:
+            for part, size in (("q", queries), ("k", keys), ("v", keys)):
+                layer[f"self_attn.{part}_proj.bias"] = (size,)
+        if self.qk_norm:
+            for part in ("q", "k"):
+                layer[f"self_attn.{part}_norm.weight"] = (self.head_dim,)
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocabulary_size, hidden),
+            "model.norm.weight": (hidden,),
+        }
+        if not self.tied_embeddings:
+            shapes["lm_head.weight"] = (self.vocabulary_size, hidden)
+        for number in range(self.layers):
+            shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+        return shapes
 
 
 @dataclass(frozen=True, slots=True)

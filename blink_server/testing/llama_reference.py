@@ -43,10 +43,11 @@ def forward(
             if name.startswith(f"model.layers.{layer}.")
         }
         normed = _rms_norm(x, w["input_layernorm.weight"], architecture.rms_norm_eps)
-        q = _heads(normed @ w["self_attn.q_proj.weight"].T, architecture.head_dim)
-        k = _heads(normed @ w["self_attn.k_proj.weight"].T, architecture.head_dim)
-        v = _heads(normed @ w["self_attn.v_proj.weight"].T, architecture.head_dim)
-        q, k = _rotate(q, architecture.rope_theta), _rotate(k, architecture.rope_theta)
+        q, k, v = (_project(normed, w, part, architecture.head_dim) for part in "qkv")
+        if architecture.qk_norm:
+            q = _rms_norm(q, w["self_attn.q_norm.weight"], architecture.rms_norm_eps)
+            k = _rms_norm(k, w["self_attn.k_norm.weight"], architecture.rms_norm_eps)
+        q, k = _rotate(q, architecture), _rotate(k, architecture)
         x = x + _attend(q, k, v) @ w["self_attn.o_proj.weight"].T
         normed = _rms_norm(x, w["post_attention_layernorm.weight"], architecture.rms_norm_eps)
         gate = normed @ w["mlp.gate_proj.weight"].T
@@ -64,15 +65,20 @@ def _rms_norm(x: Array, gain: Array, epsilon: float) -> Array:
     return np.asarray(x / np.sqrt(mean_square + epsilon) * gain)
 
 
-def _heads(x: Array, head_dim: int) -> Array:
-    """[tokens, heads * head_dim] -> [tokens, heads, head_dim]."""
-    return x.reshape(len(x), -1, head_dim)
+def _project(x: Array, layer: Mapping[str, Array], part: str, head_dim: int) -> Array:
+    """Queries, keys or values, with their bias where there is one: [tokens, heads, head_dim]."""
+    projected = x @ layer[f"self_attn.{part}_proj.weight"].T
+    projected = projected + layer.get(f"self_attn.{part}_proj.bias", 0)
+    return np.asarray(projected).reshape(len(x), -1, head_dim)
 
 
-def _rotate(x: Array, theta: float) -> Array:
+def _rotate(x: Array, architecture: Architecture) -> Array:
     """Rotary embedding, half-split: element i turns with element i + head_dim / 2."""
     tokens, _, size = x.shape
-    angle = np.outer(np.arange(tokens), theta ** (-np.arange(0, size, 2) / size))
+    frequency = architecture.rope_theta ** (-np.arange(0, size, 2) / size)
+    if architecture.rope_divisors:
+        frequency = frequency / np.array(architecture.rope_divisors)
+    angle = np.outer(np.arange(tokens), frequency)
     cos, sin = np.cos(angle).astype(x.dtype)[:, None], np.sin(angle).astype(x.dtype)[:, None]
     first, second = x[..., : size // 2], x[..., size // 2 :]
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -66,9 +66,10 @@ def random_checkpoint(
     """
     random = np.random.default_rng(seed)
     tensors: dict[str, Tensor] = {}
-    for name, shape in _shapes(architecture).items():
+    for name, shape in architecture.tensor_shapes().items():
         if len(shape) == 1:
-            tensors[name] = random.uniform(0.5, 1.5, shape).astype(np.float32)
+            low, high = (-1.0, 1.0) if name.endswith(".bias") else (0.5, 1.5)
+            tensors[name] = random.uniform(low, high, shape).astype(np.float32)
             continue
         values = random.standard_normal(shape, dtype=np.float32) / np.float32(shape[1] ** 0.5)
         is_token_table = name in {"model.embed_tokens.weight", "lm_head.weight"}
@@ -98,30 +99,3 @@ def quantize(
     return QuantizedTensor(
         bits, block_size, codes.astype(np.uint8).reshape(rows, columns), scale, minimum
     )
-
-
-def _shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    hidden, inner = architecture.hidden_size, architecture.intermediate_size
-    queries = architecture.heads * architecture.head_dim
-    keys = architecture.kv_heads * architecture.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (architecture.vocabulary_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not architecture.tied_embeddings:
-        shapes["lm_head.weight"] = (architecture.vocabulary_size, hidden)
-    layer_shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm": (hidden,),
-        "self_attn.q_proj": (queries, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries),
-        "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
-    for layer in range(architecture.layers):
-        for name, shape in layer_shapes.items():
-            shapes[f"model.layers.{layer}.{name}.weight"] = shape
-    return shapes

@@ -22,10 +22,10 @@ def refuse_unservable(checkpoint: Checkpoint, context_length: int) -> None:
         for field, value, expected in _wrong_dimensions(architecture, context_length)
     ]
     if architecture.family == "llama":
-        wanted, found = _tensor_names(architecture), set(checkpoint.tensor_names())
+        wanted, found = set(architecture.tensor_shapes()), set(checkpoint.tensor_names())
         problems += [Problem(file, name, None, "is missing") for name in sorted(wanted - found)]
         problems += [
-            Problem(file, name, None, "is not part of a Llama decoder and would be ignored")
+            Problem(file, name, None, "is not part of the architecture and would be ignored")
             for name in sorted(found - wanted)
             if not _harmless(name)
         ]
@@ -49,24 +49,13 @@ def _wrong_dimensions(
         yield "head_dim", architecture.head_dim, f"must be a positive multiple of {_HEAD_MULTIPLE}"
     if architecture.kv_heads <= 0 or architecture.heads % architecture.kv_heads:
         yield "kv_heads", architecture.kv_heads, f"must divide the {architecture.heads} heads"
+    divisors = architecture.rope_divisors
+    if divisors and len(divisors) != architecture.head_dim // 2:
+        expected = f"must be one a pair of elements, {architecture.head_dim // 2}, or none"
+        yield "rope_divisors", f"{len(divisors)} numbers", expected
     if not 2 <= context_length <= architecture.context_length:
         limit = architecture.context_length
         yield "context_length", context_length, f"must be from 2 to the model's {limit}"
-
-
-def _tensor_names(architecture: Architecture) -> set[str]:
-    names = {"model.embed_tokens.weight", "model.norm.weight"}
-    if not architecture.tied_embeddings:
-        names.add("lm_head.weight")
-    parts = [
-        "input_layernorm",
-        "post_attention_layernorm",
-        *(f"self_attn.{part}_proj" for part in "qkvo"),
-        *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
-    ]
-    for layer in range(architecture.layers):
-        names.update(f"model.layers.{layer}.{part}.weight" for part in parts)
-    return names
 
 
 def _harmless(name: str) -> bool:

@@ -130,11 +130,13 @@ class OnnxCpuEngine:
 
         architecture = checkpoint.architecture
         chosen = _choose_limits(architecture, limits, directory)
+        notes: list[str] = []
         # Rotary tables for all that the model was trained for: the limit can be raised later.
         model = build_graph(
             checkpoint,
             context_length=architecture.context_length,
             progress=lambda fraction: progress("graph", fraction),
+            note=notes.append,
         )
         progress("save", 0.0)
         files = save(model, directory / MODEL_FILE)
@@ -142,7 +144,7 @@ class OnnxCpuEngine:
         entry_bytes = model_shape(architecture, architecture.context_length).entry_bytes
         engine = {"name": "onnx_cpu", "file": MODEL_FILE, "kv_bytes_per_token": entry_bytes}
         grid = _grid(chosen["max_rows"], chosen["max_prefill_tokens"])
-        return BuildResult(files, {"engine": engine, "limits": chosen}, grid.to_json())
+        return BuildResult(files, {"engine": engine, "limits": chosen}, grid.to_json(), notes)
 
     def provision(
         self,

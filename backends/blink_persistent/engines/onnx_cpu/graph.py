@@ -1,4 +1,4 @@
-"""The decoder of a Llama checkpoint as one ONNX graph, for decode steps and prefill chunks alike.
+"""The decoder of a checkpoint as one ONNX graph, for decode steps and prefill chunks alike.
 
     inputs    token_ids int32 [batch, tokens]         a row's tokens, padded on the right
               start_positions int32 [batch]           KV entries a row has before the step
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
@@ -39,17 +40,21 @@ def build_graph(
     context_length: int,
     weights: WeightKind = "int8",
     progress: Callable[[float], None] = lambda fraction: None,
+    note: Callable[[str], None] = lambda line: None,
 ) -> onnx.ModelProto:
     """The graph of a checkpoint, weights embedded; `progress` goes from above 0 to 1.
 
-    `context_length` is the largest position + 1 that the graph can rotate. Raises `InvalidModel`
-    for a checkpoint that is not Llama's, lacks a tensor, has one that would be ignored, or whose
+    "int8" holds matrices as the checkpoint has them, quantized ones for int8 kernels; "float32"
+    holds all by their values. `note` is told how that was, and how exactly. `context_length` is
+    the largest position + 1 that the graph can rotate. Raises `InvalidModel` for a checkpoint of
+    another architecture, that lacks a tensor or has one that would be ignored, or whose
     dimensions the kernels cannot work with.
     """
     refuse_unservable(checkpoint, context_length)
     architecture = checkpoint.architecture
     graph = GraphWriter("decoder")
-    decoder = _Decoder(checkpoint, graph, _WEIGHTS[weights](checkpoint, graph), context_length)
+    matrices = _WEIGHTS[weights](checkpoint, graph)
+    decoder = _Decoder(checkpoint, graph, matrices, context_length)
 
     residual = decoder.embed()
     update = None
@@ -58,6 +63,7 @@ def build_graph(
         progress((layer + 1) / (architecture.layers + 1))
     decoder.head(residual, update)
     progress(1.0)
+    note(matrices.summary())
     return graph.finish(model_shape(architecture, context_length).to_metadata())
 
 
@@ -113,9 +119,8 @@ class _Decoder:
 
     def _add_rotary_tables(self, context_length: int) -> None:
         """cos and sin, float32 [context_length, head_dim / 2], for the half-split layout."""
-        size = self._architecture.head_dim
-        frequency = self._architecture.rope_theta ** (-np.arange(0, size, 2) / size)
-        angle = np.outer(np.arange(context_length), frequency)
+        frequencies = self._architecture.rotary_frequencies()
+        angle = np.outer(np.arange(context_length), frequencies)
         self._rotary = [
             self._graph.constant("rotary.cos", np.cos(angle).astype(np.float32)),
             self._graph.constant("rotary.sin", np.sin(angle).astype(np.float32)),
@@ -135,8 +140,12 @@ class _Decoder:
         graph.scope(f"layers.{layer}")
 
         x, residual = self._normalize(f"{prefix}.input_layernorm.weight", residual, update)
-        projections = [f"{prefix}.self_attn.{part}_proj.weight" for part in "qkv"]
-        qkv = weights.project(projections, x, "qkv")
+        projections = [f"{prefix}.self_attn.{part}_proj" for part in "qkv"]
+        qkv = weights.project([f"{name}.weight" for name in projections], x, "qkv")
+        if self._architecture.attention_bias:
+            bias = np.concatenate([self._vector(f"{name}.bias") for name in projections])
+            bias_name = graph.constant(f"{prefix}.self_attn.qkv_proj.bias", bias)
+            qkv = graph.add("Add", [qkv, bias_name], "qkv_with_bias")
         mixed = self._attend(layer, qkv)
         update = weights.project([f"{prefix}.self_attn.o_proj.weight"], mixed, "attention_output")
 
@@ -157,7 +166,7 @@ class _Decoder:
         """RMS norm of residual + update; returns (normalized, residual + update)."""
         graph = self._graph
         name = gain.split(".")[-2]
-        weight = graph.constant(gain, np.asarray(self._checkpoint.tensor(gain), np.float32))
+        weight = graph.constant(gain, self._vector(gain))
         epsilon = self._architecture.rms_norm_eps
         if update is None:
             normalized = graph.add(
@@ -180,16 +189,47 @@ class _Decoder:
         )
         return normalized, total
 
+    def _vector(self, name: str) -> npt.NDArray[np.float32]:
+        """A tensor of one dimension, which is never quantized."""
+        return np.asarray(self._checkpoint.tensor(name), np.float32)
+
+    def _normalize_heads(self, layer: int, qkv: str) -> list[str]:
+        """Queries and keys through their own norms, head by head; returns q, k and v."""
+        graph, architecture = self._graph, self._architecture
+        heads, kv_heads, size = architecture.heads, architecture.kv_heads, architecture.head_dim
+        sizes = graph.constant(
+            "sizes.qkv", np.array([heads * size, kv_heads * size, kv_heads * size], np.int64)
+        )
+        names = [f"layers.{layer}/{part}" for part in "qkv"]
+        graph.add("Split", [qkv, sizes], "split_qkv", outputs=names, axis=-1)
+        flat = graph.constant("shape.flat_heads", np.array([0, 0, -1], np.int64))
+        normalized = []
+        for part, count in (("q", heads), ("k", kv_heads)):
+            shape = graph.constant(f"shape.{part}_heads", np.array([0, 0, count, size], np.int64))
+            split = graph.add("Reshape", [f"layers.{layer}/{part}", shape], f"{part}_heads")
+            gain = f"model.layers.{layer}.self_attn.{part}_norm.weight"
+            normed = graph.add(
+                "SimplifiedLayerNormalization",
+                [split, graph.constant(gain, self._vector(gain))],
+                f"{part}_norm",
+                axis=-1,
+                epsilon=architecture.rms_norm_eps,
+                stash_type=1,
+            )
+            normalized.append(graph.add("Reshape", [normed, flat], f"{part}_normalized"))
+        return [*normalized, names[2]]
+
     def _attend(self, layer: int, qkv: str) -> str:
         """Rotate q and k, append k and v to the cache, attend. [batch, tokens, heads * head_dim]"""
         architecture = self._architecture
         mixed = f"layers.{layer}/attention"
         cache = ["key", "value"]
+        # The operator takes queries, keys and values side by side, or each by itself.
+        packed = [qkv, "", ""]
         return self._graph.add(
             "GroupQueryAttention",
             [
-                qkv,
-                *("", ""),
+                *(self._normalize_heads(layer, qkv) if architecture.qk_norm else packed),
                 *(f"past.{layer}.{part}" for part in cache),
                 self._last_position,
                 self._capacity,

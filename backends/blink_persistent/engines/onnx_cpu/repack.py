@@ -1,38 +1,42 @@
-"""Weight matrices as the 8-bit blocks that ONNX Runtime's int8 kernels multiply.
+"""Weight matrices as the 4- or 8-bit blocks that ONNX Runtime's int8 kernels multiply.
 
-A block is `(code - zero_point) * scale` with whole zero points. A checkpoint's 4-bit block
-`d * q + m` has the zero point `z = -m / d`, which is not whole; rounding it ruins the model.
-With 8 bits there is room to stretch the codes by a whole factor k, so that `k * z` may be chosen
-near a whole number: the codes stay exact and the zero point is off by 0.004 steps on average.
+A block is `(code - zero_point) * scale` with whole zero points. A checkpoint's block `d * q + m`
+has the zero point `z = -m / d`. Where that is whole it is held as it is, in 4 bits if its codes
+have 4. Elsewhere rounding it would ruin the model; with 8 bits there is room to stretch 4-bit
+codes by a whole factor k, so that `k * z` may be chosen near a whole number: the codes stay exact
+and the zero point is off by 0.004 steps on average.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from blink_server.importers.checkpoint import QuantizedTensor
 
-BLOCK_SIZE = 32  # along a row; what float matrices are quantised to
+BLOCK_SIZE = 32  # along a row, where a checkpoint has no other
 FINEST_BLOCK_SIZE = 16  # the smallest that the kernels take
-SYMMETRIC_ZERO_POINT = 128  # the operators' default where a matrix carries no zero points
 _CODES = 255  # largest 8-bit code
 
 
 @dataclass(frozen=True, slots=True)
 class BlockMatrix:
-    """A matrix [rows, columns] as 8-bit blocks: w = (code - zero_point) * scale.
+    """A matrix [rows, columns] as blocks: w = (code - zero_point) * scale.
 
-    codes: uint8 [rows, blocks, block_size]. scales: float32 [rows, blocks].
-    zero_points: uint8 [rows, blocks], or None where all are `SYMMETRIC_ZERO_POINT`.
+    codes: uint8 [rows, blocks, block_size], below 2**bits. scales: float32 [rows, blocks].
+    zero_points: uint8 [rows, blocks], or None where all are the middle, 2**(bits - 1).
+    worst_error: how far a weight is from the checkpoint's at most, as a share of the largest
+    that its block can hold.
     """
 
     codes: npt.NDArray[np.uint8]
     scales: npt.NDArray[np.float32]
     zero_points: npt.NDArray[np.uint8] | None
+    bits: int = 8
+    worst_error: float = 0.0
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -45,13 +49,37 @@ class BlockMatrix:
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """The matrix as float32 [rows, columns]."""
-        zero = SYMMETRIC_ZERO_POINT if self.zero_points is None else self.zero_points[:, :, None]
-        centred = self.codes.astype(np.float32) - np.float32(zero)
+        zero = self.explicit_zero_points().astype(np.float32)[:, :, None]
+        centred = self.codes.astype(np.float32) - zero
         return (centred * self.scales[:, :, None]).reshape(self.shape)
+
+    def explicit_zero_points(self) -> npt.NDArray[np.uint8]:
+        """The zero points, uint8 [rows, blocks], also where all are the middle."""
+        if self.zero_points is not None:
+            return self.zero_points
+        return np.full(self.scales.shape, 1 << self.bits - 1, np.uint8)
+
+    def widened(self) -> BlockMatrix:
+        """The same values with 8-bit codes."""
+        if self.bits == 8:
+            return self
+        zero_points = self.explicit_zero_points()
+        return BlockMatrix(self.codes, self.scales, zero_points, 8, self.worst_error)
+
+    def packed_codes(self) -> npt.NDArray[np.uint8]:
+        """Codes as the operators take them: [rows, blocks, block_size * bits / 8]."""
+        return self.codes if self.bits == 8 else _pack(self.codes)
+
+    def packed_zero_points(self) -> npt.NDArray[np.uint8] | None:
+        """Zero points as the operators take them: [rows, blocks * bits / 8, rounded up]."""
+        if self.zero_points is None or self.bits == 8:
+            return self.zero_points
+        odd = self.zero_points.shape[1] % 2
+        return _pack(np.pad(self.zero_points, ((0, 0), (0, odd))))
 
 
 def repack(tensor: QuantizedTensor) -> BlockMatrix:
-    """Quantised weights of up to 8 bits as 8-bit blocks of the same block size.
+    """Quantised weights of up to 8 bits as blocks of the same size.
 
     Codes are kept exactly (times k). Blocks whose zero point lies so far outside the codes that
     no k fits into 8 bits, or whose scale is zero, are quantised again from their values.
@@ -62,6 +90,10 @@ def repack(tensor: QuantizedTensor) -> BlockMatrix:
     top = (1 << tensor.bits) - 1
     with np.errstate(divide="ignore", invalid="ignore"):
         zero = -tensor.minimum.astype(np.float64) / tensor.scale
+        # A block of zeros is zero around any point; around the middle it needs no zero points.
+        zero[(tensor.scale == 0) & (tensor.minimum == 0)] = 1 << tensor.bits - 1
+        if tensor.bits == 4 and _are_codes(np.rint(zero), tensor, top):
+            return _made(codes, tensor.scale, np.rint(zero).astype(np.uint8), 4)
         factor = _best_factor(zero, top)
     fits = factor > 0
     stretched_zero = np.rint(np.where(fits, zero, 0) * factor).astype(np.int16)
@@ -71,13 +103,40 @@ def repack(tensor: QuantizedTensor) -> BlockMatrix:
     stretched += offset.astype(np.uint8)[:, :, None]
     scales = np.asarray(tensor.scale / np.maximum(factor, 1), np.float32)
     zero_points = (stretched_zero + offset).astype(np.uint8)
+    moved = np.where(fits, zero, 0) - stretched_zero / np.maximum(factor, 1)
+    # In steps of the checkpoint's scale; so is the largest weight that a block can hold.
+    largest = np.maximum(np.abs(zero), np.abs(top - zero))
+    worst = float(np.max(np.abs(moved) / largest, where=fits, initial=0.0))
     if not fits.all():
         values = (
             codes[~fits] * tensor.scale[~fits][:, None] + tensor.minimum[~fits][:, None]
         ).astype(np.float32)
         stretched[~fits], scales[~fits], zero_points[~fits] = _quantize_blocks(values)
-    symmetric = bool((zero_points == SYMMETRIC_ZERO_POINT).all())
-    return BlockMatrix(stretched, scales, None if symmetric else zero_points)
+        worst = max(worst, 0.5 / _CODES)
+    return _made(stretched, scales, zero_points, 8, worst)
+
+
+def _are_codes(zero: npt.NDArray[np.float64], tensor: QuantizedTensor, top: int) -> bool:
+    """Whether these whole zero points are codes and stand for the very minima of the blocks."""
+    same = -zero.astype(np.float32) * tensor.scale == tensor.minimum
+    return bool((same & (zero >= 0) & (zero <= top)).all())
+
+
+def _made(
+    codes: npt.NDArray[np.uint8],
+    scales: npt.NDArray[np.float32],
+    zero_points: npt.NDArray[np.uint8],
+    bits: int,
+    worst_error: float = 0.0,
+) -> BlockMatrix:
+    """The matrix, its zero points left out where all are the middle."""
+    symmetric = bool((zero_points == 1 << bits - 1).all())
+    return BlockMatrix(codes, scales, None if symmetric else zero_points, bits, worst_error)
+
+
+def _pack(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """4-bit codes [..., 2 n] as bytes [..., n], the first of each pair in the low half."""
+    return codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
 
 
 def _best_factor(zero: npt.NDArray[np.float64], top: int) -> npt.NDArray[np.int16]:
@@ -110,34 +169,15 @@ def _quantize_blocks(
     return codes.astype(np.uint8), scale, zero.astype(np.uint8)
 
 
-def quantize(matrix: npt.NDArray[np.float32], *, rows_at_once: int = 4096) -> BlockMatrix:
-    """A float matrix [rows, columns] as symmetric 8-bit blocks of `BLOCK_SIZE` columns.
-
-    The largest weight of a block becomes +-127. `columns` is a multiple of `BLOCK_SIZE`. Works
-    through `rows_at_once` rows at a time, so that temporary memory stays small.
-    """
-    rows, columns = matrix.shape
-    blocks = columns // BLOCK_SIZE
-    codes = np.empty((rows, blocks, BLOCK_SIZE), np.uint8)
-    scales = np.empty((rows, blocks), np.float32)
-    for start in range(0, rows, rows_at_once):
-        part = slice(start, start + rows_at_once)
-        values = matrix[part].astype(np.float32, copy=False).reshape(-1, blocks, BLOCK_SIZE)
-        scales[part] = np.abs(values).max(axis=2) / np.float32(127)
-        inverse = np.divide(
-            1, scales[part], out=np.zeros_like(scales[part]), where=scales[part] > 0
-        )
-        codes[part] = np.rint(values * inverse[:, :, None]) + SYMMETRIC_ZERO_POINT
-    return BlockMatrix(codes, scales, None)
-
-
 def concatenate(
     matrices: Sequence[BlockMatrix], *, largest_block_size: int | None = None
 ) -> BlockMatrix:
-    """Matrices of equal width, one below the other, in the smallest block size among them.
+    """Matrices of equal width, one below the other, in the widest codes and smallest blocks.
 
     With `largest_block_size` the blocks are cut to that at most; the values stay the same.
     """
+    if len({matrix.bits for matrix in matrices}) > 1:
+        matrices = [matrix.widened() for matrix in matrices]
     sizes = [matrix.block_size for matrix in matrices]
     block_size = min(sizes if largest_block_size is None else [*sizes, largest_block_size])
     parts = [_split_blocks(matrix, block_size) for matrix in matrices]
@@ -145,7 +185,9 @@ def concatenate(
     return BlockMatrix(
         np.concatenate([part.codes for part in parts]),
         np.concatenate([part.scales for part in parts]),
-        None if symmetric else np.concatenate([_zero_points(part) for part in parts]),
+        None if symmetric else np.concatenate([part.explicit_zero_points() for part in parts]),
+        parts[0].bits,
+        max(part.worst_error for part in parts),
     )
 
 
@@ -154,14 +196,9 @@ def _split_blocks(matrix: BlockMatrix, block_size: int) -> BlockMatrix:
     if pieces == 1:
         return matrix
     zero_points = matrix.zero_points
-    return BlockMatrix(
-        matrix.codes.reshape(len(matrix.codes), -1, block_size),
-        np.repeat(matrix.scales, pieces, axis=1),
-        None if zero_points is None else np.repeat(zero_points, pieces, axis=1),
+    return replace(
+        matrix,
+        codes=matrix.codes.reshape(len(matrix.codes), -1, block_size),
+        scales=np.repeat(matrix.scales, pieces, axis=1),
+        zero_points=None if zero_points is None else np.repeat(zero_points, pieces, axis=1),
     )
-
-
-def _zero_points(matrix: BlockMatrix) -> npt.NDArray[np.uint8]:
-    if matrix.zero_points is not None:
-        return matrix.zero_points
-    return np.full(matrix.scales.shape, SYMMETRIC_ZERO_POINT, np.uint8)

@@ -1,12 +1,13 @@
-"""How a decoder's weight matrices become graph nodes: as int8 blocks or as float32.
+"""How a decoder's weight matrices become graph nodes: as quantized blocks or as float32.
 
 Both kinds read the same checkpoint tensors; the graph does not know which one it is built with.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,16 +35,30 @@ class Weights(Protocol):
         """
         ...
 
+    def summary(self) -> str:
+        """One line for the user: how the matrices written so far are held, and how exactly."""
+        ...
+
 
 class Int8Weights:
-    """8-bit blocks: a quarter of the memory traffic, int8 arithmetic. See `repack`."""
+    """Quantized matrices as 4- or 8-bit blocks for int8 arithmetic, see `repack`.
+
+    A float matrix stays one, and so do quantized ones that are multiplied together with it.
+    """
 
     def __init__(self, checkpoint: Checkpoint, graph: GraphWriter) -> None:
         self._checkpoint = checkpoint
         self._graph = graph
+        self._floats = FloatWeights(checkpoint, graph)
+        self._embedded: set[str] = set()
+        self._held: dict[str, _Held] = {}
 
     def embed(self, tensor: str, token_ids: str, name: str) -> str:
+        self._embedded.add(tensor)
         matrix = self._load(tensor)
+        self._held[tensor] = _Held.of(matrix)
+        if matrix is None:
+            return self._floats.embed(tensor, token_ids, name)
         # The rows stay split in blocks, so that a tied head can share the codes: they are most
         # of a small model's file.
         inputs = [
@@ -68,19 +83,24 @@ class Int8Weights:
         return self._graph.add("Reshape", [blocks, flat], name)
 
     def project(self, tensors: Sequence[str], x: str, name: str, *, spiky: bool = False) -> str:
+        loaded = [self._load(tensor) for tensor in tensors]
+        matrices = [matrix for matrix in loaded if matrix is not None]
+        if len(matrices) < len(tensors):
+            self._held |= dict.fromkeys(tensors, _Held.of(None))
+            return self._floats.project(tensors, x, name, spiky=spiky)
         # The kernel quantises x in the weights' blocks; in small ones a spike spoils less.
-        matrix = repack.concatenate(
-            [self._load(tensor) for tensor in tensors],
-            largest_block_size=repack.FINEST_BLOCK_SIZE if spiky else None,
-        )
+        largest = repack.FINEST_BLOCK_SIZE if spiky else None
+        matrix = repack.concatenate(matrices, largest_block_size=largest)
+        for tensor, part in zip(tensors, matrices, strict=True):
+            self._held[tensor] = _Held(f"{matrix.bits}-bit blocks", part.worst_error)
         label = "+".join(tensors)
         inputs = [
             x,
-            self._graph.constant(f"{label}.codes", matrix.codes),
+            self._graph.constant(f"{label}.codes", matrix.packed_codes()),
             self._graph.constant(f"{label}.scales", matrix.scales),
         ]
-        if matrix.zero_points is not None:
-            inputs.append(self._graph.constant(f"{label}.zero_points", matrix.zero_points))
+        if (zero_points := matrix.packed_zero_points()) is not None:
+            inputs.append(self._graph.constant(f"{label}.zero_points", zero_points))
         rows, columns = matrix.shape
         return self._graph.add(
             "MatMulNBits",
@@ -89,22 +109,46 @@ class Int8Weights:
             domain=CONTRIB,
             N=rows,
             K=columns,
-            bits=8,
+            bits=matrix.bits,
             block_size=matrix.block_size,
             accuracy_level=_INT8_ACTIVATIONS,
         )
 
-    def _load(self, name: str) -> BlockMatrix:
-        tensor = self._checkpoint.tensor(name)
+    def summary(self) -> str:
+        kinds = Counter(held.kind for held in self._held.values())
+        counts = ", ".join(f"{count} as {kind}" for kind, count in kinds.items())
+        errors = [held.worst_error for held in self._held.values()]
+        if not any(errors):
+            return f"holds matrices exactly: {counts}"
         return (
-            repack.repack(tensor)
-            if isinstance(tensor, QuantizedTensor)
-            else repack.quantize(tensor)
+            f"holds matrices: {counts}; {errors.count(0.0)} of them exactly, in the others no "
+            f"weight is off by more than {max(errors):.2%} of the largest its block can hold"
         )
+
+    def _load(self, name: str) -> BlockMatrix | None:
+        """The matrix in blocks, or None for one of floats."""
+        tensor = self._checkpoint.tensor(name)
+        if not isinstance(tensor, QuantizedTensor):
+            return None
+        matrix = repack.repack(tensor)
+        return matrix.widened() if name in self._embedded else matrix
+
+
+class _Held(NamedTuple):
+    """How a matrix is held, and its `BlockMatrix.worst_error`."""
+
+    kind: str
+    worst_error: float
+
+    @classmethod
+    def of(cls, matrix: BlockMatrix | None) -> _Held:
+        if matrix is None:
+            return cls("float32", 0.0)
+        return cls(f"{matrix.bits}-bit blocks", matrix.worst_error)
 
 
 class FloatWeights:
-    """float32 matrices: the checkpoint's own values, for comparison and for `compute: fp32`."""
+    """float32 matrices: the checkpoint's own values."""
 
     def __init__(self, checkpoint: Checkpoint, graph: GraphWriter) -> None:
         self._checkpoint = checkpoint
@@ -119,6 +163,9 @@ class FloatWeights:
         label = "+".join(tensors)
         transposed = self._graph.constant(f"{label}.T", np.ascontiguousarray(matrix.T))
         return self._graph.add("MatMul", [x, transposed], name)
+
+    def summary(self) -> str:
+        return "holds matrices exactly, as float32"
 
     def _load(self, name: str) -> npt.NDArray[np.float32]:
         tensor = self._checkpoint.tensor(name)

@@ -26,6 +26,7 @@ def _problems(checkpoint: Any, context_length: int = 16) -> dict[str, Any]:
         ({"head_dim": 24}, "head_dim", 24),
         ({"heads": 1, "kv_heads": 1}, "heads * head_dim", 16),
         ({"kv_heads": 3}, "kv_heads", 3),
+        ({"rope_divisors": (1.0, 2.0)}, "rope_divisors", "2 numbers"),
     ],
 )
 def test_dimensions_that_the_kernels_cannot_take(changes: dict[str, int], field: str, value: int):

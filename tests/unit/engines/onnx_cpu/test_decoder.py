@@ -14,6 +14,7 @@ from blink_persistent.engines.onnx_cpu.graph import build_graph
 from blink_persistent.engines.onnx_cpu.nodes import save
 from blink_persistent.engines.onnx_cpu.session import load_model
 from blink_server.errors import EngineFailure, InvalidModel
+from blink_server.importers.quantizing import QuantizingCheckpoint
 from blink_server.testing.memory_checkpoint import (
     MemoryCheckpoint,
     random_checkpoint,
@@ -27,9 +28,14 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def checkpoint() -> MemoryCheckpoint:
-    return random_checkpoint(tiny_architecture(), bits=4)
+@pytest.fixture(scope="module", params=["stretched", "4 bit, biases, norms of heads"])
+def checkpoint(request: pytest.FixtureRequest) -> MemoryCheckpoint:
+    if request.param == "stretched":
+        return random_checkpoint(tiny_architecture(), bits=4)
+    floats = random_checkpoint(tiny_architecture(attention_bias=True, qk_norm=True))
+    quantizing = QuantizingCheckpoint(floats, 4)
+    tensors = {name: quantizing.tensor(name) for name in floats.tensors}
+    return MemoryCheckpoint(floats.architecture, tensors)
 
 
 @pytest.fixture

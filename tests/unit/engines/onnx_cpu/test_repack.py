@@ -103,23 +103,58 @@ def test_one_lost_block_does_not_disturb_its_neighbours():
     np.testing.assert_allclose(after.dequantize()[2, 32:], 3.0, rtol=1e-6)
 
 
-def test_float_matrices_are_rounded_to_half_a_code_whatever_the_slices():
-    values = _random((10, 96))
-    values[3] = 0
-    packed = repack.quantize(values, rows_at_once=4)
-    worst = np.abs(values).reshape(10, 3, 32).max(axis=2) / 127 / 2
-    error = np.abs(packed.dequantize() - values).reshape(10, 3, 32).max(axis=2)
-    assert (error <= worst * (1 + 1e-5)).all()
-    np.testing.assert_array_equal(packed.codes, repack.quantize(values).codes)
+@pytest.mark.parametrize("columns", [64, 96])  # an even and an odd number of blocks
+def test_whole_four_bit_zero_points_stay_in_four_bits(columns: int):
+    zero = np.random.default_rng(1).integers(0, 16, (6, columns // 32))
+    scale = np.random.default_rng(2).uniform(-1, 1, zero.shape).astype(np.float32)
+    codes = np.random.default_rng(3).integers(0, 16, (6, columns), dtype=np.uint8)
+    scale[0, 0] = 0  # a block of zeros
+    tensor = QuantizedTensor(4, 32, codes, scale, -zero.astype(np.float32) * scale)
+    packed = repack.repack(tensor)
+    assert (packed.bits, packed.worst_error) == (4, 0.0)
+    np.testing.assert_allclose(packed.dequantize(), tensor.dequantize(), rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(packed.widened().dequantize(), packed.dequantize())
+
+    low_and_high = packed.packed_codes()
+    assert low_and_high.shape == (6, columns // 32, 16)
+    assert low_and_high[3, 1, 2] == codes[3, 32 + 4] + 16 * codes[3, 32 + 5]
+    zero_points = packed.packed_zero_points()
+    assert zero_points is not None
+    assert zero_points.shape == (6, (columns // 32 + 1) // 2)
+    assert zero_points[4, 0] == zero[4, 0] + 16 * zero[4, 1]
+
+
+def test_four_bits_around_the_middle_need_no_zero_points():
+    tensor = _block(0.5, -4.0)
+    packed = repack.repack(tensor)
+    assert (packed.bits, packed.zero_points, packed.packed_zero_points()) == (4, None, None)
+    widened = packed.widened()
+    assert widened.zero_points is not None
+    np.testing.assert_array_equal(widened.dequantize(), tensor.dequantize())
+
+
+@pytest.mark.parametrize("bits", [4, 5, 6])
+def test_the_stated_error_bounds_the_true_one_and_is_not_far_above_it(bits: int):
+    tensor = quantize_to(_random((64, 128)), bits)
+    packed = repack.repack(tensor)
+    top = (1 << bits) - 1
+    largest = np.maximum(np.abs(tensor.minimum), np.abs(tensor.minimum + top * tensor.scale))
+    error = np.abs(packed.dequantize() - tensor.dequantize()).reshape(64, 4, 32)
+    share = (error / largest[:, :, None]).max()
+    assert share <= packed.worst_error * (1 + 1e-3) + 1e-6
+    assert share > 0.9 * packed.worst_error > 0
 
 
 def test_matrices_of_different_blocks_are_joined_value_for_value():
+    codes = np.arange(64, dtype=np.uint8).reshape(1, 2, 32) % 16
     parts = [
         repack.repack(quantize_to(_random((4, 64), 1), 4, block_size=16)),
-        repack.quantize(_random((6, 64), 2)),
+        repack.repack(quantize_to(_random((6, 64), 2), 8, symmetric=True)),
+        repack.BlockMatrix(codes, np.full((1, 2), 0.5, np.float32), None, bits=4),
     ]
     joined = repack.concatenate(parts)
-    assert (joined.shape, joined.block_size) == ((10, 64), 16)
+    assert (joined.shape, joined.block_size, joined.bits) == ((11, 64), 16, 8)
+    assert joined.worst_error == parts[0].worst_error > 0
     expected = np.concatenate([part.dequantize() for part in parts])
     np.testing.assert_array_equal(joined.dequantize(), expected)
 

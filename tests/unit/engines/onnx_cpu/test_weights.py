@@ -42,12 +42,19 @@ def _run(graph: GraphWriter, result: str, **inputs: np.ndarray) -> np.ndarray:
 _TENSORS: dict[str, Any] = {
     "4 bit": lambda: quantize(_matrix(24, 64), 4),
     "4 bit, blocks of 16": lambda: quantize(_matrix(24, 64), 4, block_size=16),
-    "4 bit around zero, negative scales": lambda: QuantizedTensor(
+    "4 bit around the middle, negative scales": lambda: QuantizedTensor(
         4,
         32,
         quantize(_matrix(24, 64), 4).codes,
         np.full((24, 2), -0.25, np.float32),
         np.full((24, 2), 2.0, np.float32),
+    ),
+    "4 bit around zero": lambda: QuantizedTensor(
+        4,
+        32,
+        quantize(_matrix(24, 64), 4).codes,
+        np.full((24, 2), 0.25, np.float32),
+        np.full((24, 2), -1.75, np.float32),
     ),
     "8 bit": lambda: quantize(_matrix(24, 64), 8, symmetric=True),
     "float": lambda: _matrix(24, 64),
@@ -80,12 +87,13 @@ def test_int8_products_err_by_no_more_than_rounding_can_explain(name: str, spiky
 def test_a_spike_spoils_less_where_blocks_are_small():
     x = _matrix(50, 64, 2)[None]
     x[:, :, 5] *= 50
+    tensor = quantize(_matrix(24, 64), 8, symmetric=True)
     error = {}
     for spiky in (False, True):
-        graph, weights = _writer(Int8Weights, {"a": _matrix(24, 64)})
+        graph, weights = _writer(Int8Weights, {"a": tensor})
         graph.input("x", TensorProto.FLOAT, ["a", "b", 64])
         got = _run(graph, weights.project(["a"], "x", "y", spiky=spiky), x=x)
-        error[spiky] = np.abs(got - x @ _matrix(24, 64).T).mean()
+        error[spiky] = np.abs(got - x @ _values(tensor).T).mean()
     assert error[True] < 0.8 * error[False]
 
 
