@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 
 from blink_server.errors import InvalidModel, Problem
 from blink_server.importers import gguf_llama, gguf_tensors
 from blink_server.importers.checkpoint import Architecture, Tensor
+from blink_server.importers.file_hash import sha256_of_all
 from blink_server.importers.gguf_llama import SourceTensor
 from blink_server.importers.gguf_metadata import Metadata, read_header
-from blink_server.importers.gguf_tokenizer import build_tokenizer_json
+from blink_server.importers.gguf_tokenizer import beginning_id, build_tokenizer_json
+from blink_server.importers.tensor_table import TensorEntry, table_problems
 
 Progress = Callable[[str, float], None]
 """Told a stage's name and how much of it is done, 0 to 1."""
 
-_HASH_CHUNK = 4 << 20
+_FREQUENCIES = "rope_freqs.weight"
 
 
 @dataclass(slots=True)
@@ -67,14 +69,16 @@ def open_gguf(path: Path, *, progress: Progress | None = None) -> GgufCheckpoint
     report("header", 0.0)
     metadata, tensors = read_header(path)
     report("header", 1.0)
-    if metadata.text("general.architecture") != "llama":
-        raise metadata.invalid("general.architecture", "supported is 'llama'")
     architecture = gguf_llama.read_architecture(
-        metadata, tied_embeddings="output.weight" not in tensors
+        metadata,
+        tied_embeddings="output.weight" not in tensors,
+        frequency_divisors=_frequency_divisors(path, tensors.pop(_FREQUENCIES, None)),
     )
-    sources = gguf_llama.source_tensors(architecture)
-    problems = [*_tensor_problems(path, sources.values(), tensors)]
-    if problems:
+    sources = gguf_llama.source_tensors(architecture, metadata.text("general.architecture"))
+    shapes = {source.name: source.shape for source in sources.values()}
+    entries = {name: _entry(tensor) for name, tensor in tensors.items()}
+    types = gguf_tensors.supported_types()
+    if problems := [*table_problems(path, shapes, entries, types)]:
         raise InvalidModel(problems)
     report("tokenizer", 0.0)
     tokenizer_json = build_tokenizer_json(metadata)
@@ -84,10 +88,14 @@ def open_gguf(path: Path, *, progress: Progress | None = None) -> GgufCheckpoint
         path=path,
         architecture=architecture,
         eos_token_ids=_end_ids(metadata, architecture.vocabulary_size),
-        bos_token_id=metadata.token_id("tokenizer.ggml.bos_token_id", architecture.vocabulary_size),
+        bos_token_id=beginning_id(metadata, architecture.vocabulary_size),
         tokenizer_json=tokenizer_json,
         chat_template=metadata.text(template) if template in metadata else None,
-        source={"format": "gguf", "file": path.name, "sha256": _sha256(path, report)},
+        source={
+            "format": "gguf",
+            "file": path.name,
+            "sha256": sha256_of_all([path], lambda part: report("hash", part))[path.name],
+        },
         _sources=sources,
         _tensors=tensors,
     )
@@ -102,43 +110,17 @@ def _end_ids(metadata: Metadata, vocabulary_size: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(token for token in ids if token is not None))
 
 
-def _tensor_problems(
-    path: Path, sources: Iterable[SourceTensor], tensors: Mapping[str, gguf.ReaderTensor]
-) -> Iterable[Problem]:
-    """What is wrong with the file's tensor table; alike problems are told once, with a count."""
-    expected = {source.name: source.shape for source in sources}
-    if missing := [name for name in expected if name not in tensors]:
-        yield Problem(path, missing[0], None, f"is missing{_more(missing)}")
-    if unknown := [name for name in tensors if name not in expected]:
-        yield Problem(path, unknown[0], None, f"no Llama tensor known here{_more(unknown)}")
-    unsupported: dict[str, list[str]] = {}
-    for name, tensor in tensors.items():
-        if name not in expected:
-            continue
-        shape = tuple(int(size) for size in reversed(tensor.shape))
-        if shape != expected[name]:
-            wanted = f"the metadata ask for the shape {list(expected[name])}"
-            yield Problem(path, name, list(shape), wanted)
-        elif not gguf_tensors.is_supported(tensor):
-            unsupported.setdefault(tensor.tensor_type.name, []).append(name)
-    for kind, names in unsupported.items():
-        wanted = f"supported types are {gguf_tensors.supported_types()}{_more(names)}"
-        yield Problem(path, names[0], kind, wanted)
+def _frequency_divisors(path: Path, tensor: gguf.ReaderTensor | None) -> tuple[float, ...]:
+    """What the file's own table divides the rotary frequencies by: Llama 3's scaling, computed."""
+    if tensor is None:
+        return ()
+    if tensor.tensor_type.name != "F32":
+        raise InvalidModel([Problem(path, _FREQUENCIES, tensor.tensor_type.name, "must be F32")])
+    if not (np.isfinite(tensor.data).all() and (tensor.data > 0).all()):
+        raise InvalidModel([Problem(path, _FREQUENCIES, None, "must hold positive finite numbers")])
+    return tuple(tensor.data.astype(np.float64).ravel().tolist())
 
 
-def _more(names: list[str]) -> str:
-    return f" (and {len(names) - 1} more tensors alike)" if len(names) > 1 else ""
-
-
-def _sha256(path: Path, report: Progress) -> str:
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            size = max(path.stat().st_size, 1)
-            while chunk := file.read(_HASH_CHUNK):
-                digest.update(chunk)
-                report("hash", file.tell() / size)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InvalidModel([Problem(path, "", None, f"cannot be read: {reason}")]) from error
-    return digest.hexdigest()
+def _entry(tensor: gguf.ReaderTensor) -> TensorEntry:
+    shape = tuple(int(size) for size in reversed(tensor.shape))
+    return TensorEntry(shape, tensor.tensor_type.name, gguf_tensors.is_supported(tensor))

@@ -1,4 +1,4 @@
-"""Llama models in GGUF: their sizes, their tensors' names and shapes, and the order of rows."""
+"""Llama, Qwen 2 and Qwen 3 in GGUF: sizes, names and shapes of tensors, and the order of rows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,23 @@ import numpy.typing as npt
 
 from blink_server.importers.checkpoint import Architecture, QuantizedTensor, Tensor
 from blink_server.importers.gguf_metadata import Metadata
+
+_NAMES = {
+    "embed_tokens": "token_embd",
+    "norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_output",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,71 +41,111 @@ class SourceTensor:
     rotary_heads: int = 0
 
 
-def read_architecture(metadata: Metadata, *, tied_embeddings: bool) -> Architecture:
-    """The model's sizes. Raises `InvalidModel` for what this server cannot compute, by name."""
-    _refuse_variants(metadata)
-    hidden_size = metadata.count("llama.embedding_length")
-    heads = metadata.count("llama.attention.head_count")
-    kv_heads = metadata.count("llama.attention.head_count_kv", heads)
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """How models of one "general.architecture" differ from Llama's canonical form."""
+
+    attention_bias: bool = False
+    qk_norm: bool = False
+    interleaves: bool = False  # rows of queries and keys are in interleaved rotary order
+
+
+FAMILIES = {
+    "llama": _Family(interleaves=True),  # and Mistral, which converters call so too
+    "qwen2": _Family(attention_bias=True),
+    "qwen3": _Family(qk_norm=True),
+}
+
+
+def read_architecture(
+    metadata: Metadata, *, tied_embeddings: bool, frequency_divisors: tuple[float, ...]
+) -> Architecture:
+    """The model's sizes; `frequency_divisors` are those of the file's own table, if it has one.
+
+    A sliding window is honoured by a context no longer than the window, within which it has no
+    effect. Raises `InvalidModel` for what this server cannot compute, by name.
+    """
+    name = metadata.text("general.architecture")
+    if name not in FAMILIES:
+        supported = ", ".join(repr(family) for family in FAMILIES)
+        raise metadata.invalid("general.architecture", f"supported are {supported}")
+    _refuse_variants(metadata, name)
+    hidden_size = metadata.count(f"{name}.embedding_length")
+    heads = metadata.count(f"{name}.attention.head_count")
+    kv_heads = metadata.count(f"{name}.attention.head_count_kv", heads)
     if heads % kv_heads:
-        raise metadata.invalid("llama.attention.head_count_kv", f"must divide {heads} heads")
-    if hidden_size % heads and "llama.attention.key_length" not in metadata:
-        raise metadata.invalid("llama.embedding_length", f"must be a multiple of {heads} heads")
-    head_dim = metadata.count("llama.attention.key_length", max(hidden_size // heads, 1))
-    for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
-        if metadata.count(key, head_dim) != head_dim:
-            raise metadata.invalid(key, f"must be the size of a head, {head_dim}")
-    if head_dim % 2:
-        raise metadata.invalid("llama.rope.dimension_count", "must be even", show_value=False)
-    vocabulary_size = len(metadata.texts("tokenizer.ggml.tokens"))
-    if metadata.count("llama.vocab_size", vocabulary_size) != vocabulary_size:
-        raise metadata.invalid(
-            "llama.vocab_size", f"must be the number of tokens, {vocabulary_size}"
-        )
+        raise metadata.invalid(f"{name}.attention.head_count_kv", f"must divide {heads} heads")
+    head_dim = _head_dim(metadata, name, hidden_size, heads)
+    longest = metadata.count(f"{name}.context_length")
     return Architecture(
         family="llama",
-        layers=metadata.count("llama.block_count"),
+        layers=metadata.count(f"{name}.block_count"),
         hidden_size=hidden_size,
-        intermediate_size=metadata.count("llama.feed_forward_length"),
+        intermediate_size=metadata.count(f"{name}.feed_forward_length"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        vocabulary_size=vocabulary_size,
-        context_length=metadata.count("llama.context_length"),
-        rope_theta=metadata.number("llama.rope.freq_base", 10000.0),
-        rms_norm_eps=metadata.number("llama.attention.layer_norm_rms_epsilon"),
+        vocabulary_size=_vocabulary_size(metadata, name),
+        context_length=min(longest, metadata.count(f"{name}.attention.sliding_window", longest)),
+        rope_theta=metadata.number(f"{name}.rope.freq_base", 10000.0),
+        rms_norm_eps=metadata.number(f"{name}.attention.layer_norm_rms_epsilon"),
         tied_embeddings=tied_embeddings,
+        attention_bias=FAMILIES[name].attention_bias,
+        qk_norm=FAMILIES[name].qk_norm,
+        rope_divisors=_rope_divisors(metadata, name, head_dim, frequency_divisors),
     )
 
 
-def source_tensors(architecture: Architecture) -> dict[str, SourceTensor]:
-    """Every tensor of the model: canonical name -> its name and shape in the file."""
-    hidden, inner = architecture.hidden_size, architecture.intermediate_size
-    heads, kv_heads = architecture.heads, architecture.kv_heads
-    queries, keys = heads * architecture.head_dim, kv_heads * architecture.head_dim
-    vocabulary = (architecture.vocabulary_size, hidden)
-    tensors = {
-        "model.embed_tokens.weight": SourceTensor("token_embd.weight", vocabulary),
-        "model.norm.weight": SourceTensor("output_norm.weight", (hidden,)),
-    }
-    if not architecture.tied_embeddings:
-        tensors["lm_head.weight"] = SourceTensor("output.weight", vocabulary)
-    for layer in range(architecture.layers):
-        for name, source in {
-            "input_layernorm": SourceTensor("attn_norm", (hidden,)),
-            "self_attn.q_proj": SourceTensor("attn_q", (queries, hidden), heads),
-            "self_attn.k_proj": SourceTensor("attn_k", (keys, hidden), kv_heads),
-            "self_attn.v_proj": SourceTensor("attn_v", (keys, hidden)),
-            "self_attn.o_proj": SourceTensor("attn_output", (hidden, queries)),
-            "post_attention_layernorm": SourceTensor("ffn_norm", (hidden,)),
-            "mlp.gate_proj": SourceTensor("ffn_gate", (inner, hidden)),
-            "mlp.up_proj": SourceTensor("ffn_up", (inner, hidden)),
-            "mlp.down_proj": SourceTensor("ffn_down", (hidden, inner)),
-        }.items():
-            tensors[f"model.layers.{layer}.{name}.weight"] = SourceTensor(
-                f"blk.{layer}.{source.name}.weight", source.shape, source.rotary_heads
-            )
-    return tensors
+def _head_dim(metadata: Metadata, name: str, hidden_size: int, heads: int) -> int:
+    if hidden_size % heads and f"{name}.attention.key_length" not in metadata:
+        raise metadata.invalid(f"{name}.embedding_length", f"must be a multiple of {heads} heads")
+    head_dim = metadata.count(f"{name}.attention.key_length", max(hidden_size // heads, 1))
+    for key in (f"{name}.attention.value_length", f"{name}.rope.dimension_count"):
+        if metadata.count(key, head_dim) != head_dim:
+            raise metadata.invalid(key, f"must be the size of a head, {head_dim}")
+    if head_dim % 2:
+        key = f"{name}.rope.dimension_count"
+        raise metadata.invalid(key, "must be even", show_value=False)
+    return head_dim
+
+
+def _vocabulary_size(metadata: Metadata, name: str) -> int:
+    size = len(metadata.texts("tokenizer.ggml.tokens"))
+    if metadata.count(f"{name}.vocab_size", size) != size:
+        raise metadata.invalid(f"{name}.vocab_size", f"must be the number of tokens, {size}")
+    return size
+
+
+def _rope_divisors(
+    metadata: Metadata, name: str, head_dim: int, table: tuple[float, ...]
+) -> tuple[float, ...]:
+    """The file's table of divisors, and its linear factor, as one."""
+    if table and len(table) != head_dim // 2:
+        expected = f"must be the size of a head, twice the {len(table)} of rope_freqs.weight"
+        raise metadata.invalid(f"{name}.rope.dimension_count", expected)
+    factor = 1.0
+    kind = metadata.values.get(f"{name}.rope.scaling.type", "linear")
+    if kind not in ("none", "linear"):
+        expected = "supported are 'none', 'linear'"
+        raise metadata.invalid(f"{name}.rope.scaling.type", expected)
+    if kind == "linear":
+        factor = metadata.number(f"{name}.rope.scale_linear", 1.0)
+        factor = metadata.number(f"{name}.rope.scaling.factor", factor)
+    if not table and factor == 1.0:
+        return ()
+    return tuple(factor * divisor for divisor in table or (1.0,) * (head_dim // 2))
+
+
+def source_tensors(architecture: Architecture, name: str) -> dict[str, SourceTensor]:
+    """Every tensor of a model of "general.architecture" `name`: canonical name -> in the file."""
+    rotary_heads = {"q_proj": architecture.heads, "k_proj": architecture.kv_heads}
+    sources = {}
+    for canonical, shape in architecture.tensor_shapes().items():
+        *place, part, kind = canonical.split(".")
+        heads = rotary_heads.get(part, 0) if FAMILIES[name].interleaves else 0
+        layer = f"blk.{place[2]}." if len(place) > 2 else ""
+        sources[canonical] = SourceTensor(f"{layer}{_NAMES[part]}.{kind}", shape, heads)
+    return sources
 
 
 def undo_interleaving(tensor: Tensor, heads: int) -> Tensor:
@@ -111,12 +168,7 @@ def undo_interleaving(tensor: Tensor, heads: int) -> Tensor:
     return reordered
 
 
-def _refuse_variants(metadata: Metadata) -> None:
-    """Refuse what shares the name "llama" but would be computed wrongly."""
-    if metadata.values.get("llama.expert_count", 0) != 0:
-        raise metadata.invalid("llama.expert_count", "mixtures of experts are not supported")
-    if metadata.values.get("llama.rope.scaling.type", "none") != "none":
-        raise metadata.invalid("llama.rope.scaling.type", "scaled rotary is not supported")
-    for key in ("llama.rope.scaling.factor", "llama.rope.scale_linear"):
-        if metadata.number(key, 1.0) != 1.0:
-            raise metadata.invalid(key, "scaled rotary is not supported")
+def _refuse_variants(metadata: Metadata, name: str) -> None:
+    """Refuse what shares a supported name but would be computed wrongly."""
+    if metadata.values.get(f"{name}.expert_count", 0) != 0:
+        raise metadata.invalid(f"{name}.expert_count", "mixtures of experts are not supported")

@@ -20,9 +20,9 @@ _BLOCK = 32
 def decode(tensor: gguf.ReaderTensor) -> Tensor:
     """The tensor of the file in canonical form, rows in the file's order.
 
-    F32 and F16 give float32 of the tensor's shape; Q4_1 and Q8_0 a `QuantizedTensor` whose
-    codes, scales and minima are exactly the file's. Raises KeyError for other types (see
-    `is_supported`).
+    F32, F16 and BF16 give float32 of the tensor's shape, the others a `QuantizedTensor` whose
+    codes, scales and minima are exactly the file's (K-quants' after the exact product of a
+    super-block's scale with its blocks'). Raises KeyError for other types (see `is_supported`).
     """
     return _DECODERS[tensor.tensor_type.name](tensor.data)
 
@@ -49,6 +49,21 @@ def _floats(data: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     return np.array(data, dtype=np.float32)
 
 
+def _bfloats(data: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """bfloat16, as bytes, is the upper half of float32."""
+    halves = np.ascontiguousarray(data).view(np.uint16)
+    return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _q4_0(data: npt.NDArray[Any]) -> QuantizedTensor:
+    """18 bytes a block: scale as float16, then codes as in Q4_1; code 8 is zero."""
+    rows = data.shape[0]
+    blocks = data.reshape(rows, -1, 18)
+    scale = _halves(blocks[:, :, 0:2])
+    codes = _nibbles(blocks[:, :, 2:]).reshape(rows, -1)
+    return QuantizedTensor(4, _BLOCK, codes, scale, np.float32(-8) * scale)
+
+
 def _q4_1(data: npt.NDArray[Any]) -> QuantizedTensor:
     """20 bytes a block: scale and minimum as float16, then 16 bytes of two codes each.
 
@@ -56,12 +71,10 @@ def _q4_1(data: npt.NDArray[Any]) -> QuantizedTensor:
     """
     rows = data.shape[0]
     blocks = data.reshape(rows, -1, 20)
-    packed = blocks[:, :, 4:]
-    codes = np.concatenate((packed & 0x0F, packed >> 4), axis=2)
     return QuantizedTensor(
         bits=4,
         block_size=_BLOCK,
-        codes=codes.reshape(rows, -1),
+        codes=_nibbles(blocks[:, :, 4:]).reshape(rows, -1),
         scale=_halves(blocks[:, :, 0:2]),
         minimum=_halves(blocks[:, :, 2:4]),
     )
@@ -81,6 +94,55 @@ def _q8_0(data: npt.NDArray[Any]) -> QuantizedTensor:
     )
 
 
+def _q4_k(data: npt.NDArray[Any]) -> QuantizedTensor:
+    """144 bytes a super-block of 8 blocks of 32: w = d * scale * code - dmin * minimum.
+
+    d and dmin as float16; 12 bytes of 6-bit scales and minima; 128 bytes of codes, of which 32
+    hold two blocks: the low four bits one, the high four the next.
+    """
+    rows = data.shape[0]
+    blocks = data.reshape(rows, -1, 144)
+    low_scales, low_minima, rest = (blocks[:, :, at : at + 4] for at in (4, 8, 12))
+    # The first four have their six bits together; of the others two are kept with those.
+    scales = np.concatenate((low_scales & 63, rest & 15 | (low_scales >> 6) << 4), axis=2)
+    minima = np.concatenate((low_minima & 63, rest >> 4 | (low_minima >> 6) << 4), axis=2)
+    pairs = blocks[:, :, 16:].reshape(rows, -1, 32)
+    return QuantizedTensor(
+        bits=4,
+        block_size=_BLOCK,
+        codes=_nibbles(pairs).reshape(rows, -1),
+        scale=(_halves(blocks[:, :, 0:2])[:, :, None] * scales).reshape(rows, -1),
+        minimum=(_halves(blocks[:, :, 2:4])[:, :, None] * minima).reshape(rows, -1)
+        * np.float32(-1),
+    )
+
+
+def _q6_k(data: npt.NDArray[Any]) -> QuantizedTensor:
+    """210 bytes a super-block of 16 blocks of 16: w = d * scale * (code - 32).
+
+    128 bytes of the codes' low four bits, 64 of their high two, 16 signed scales, d as float16.
+    Each half of the super-block, 128 codes, has its own half of either.
+    """
+    rows = data.shape[0]
+    blocks = data.reshape(rows, -1, 210)
+    low = blocks[:, :, :128].reshape(rows, -1, 2, 1, 64) >> _shifts(0, 4) & 15
+    high = blocks[:, :, 128:192].reshape(rows, -1, 2, 1, 32) >> _shifts(0, 2, 4, 6) & 3
+    codes = low.reshape(rows, -1, 8, 32) | high.reshape(rows, -1, 8, 32) << 4
+    scales = np.ascontiguousarray(blocks[:, :, 192:208]).view(np.int8)
+    scale = (_halves(blocks[:, :, 208:210])[:, :, None] * scales).reshape(rows, -1)
+    whole = codes.astype(np.uint8, copy=False).reshape(rows, -1)
+    return QuantizedTensor(6, 16, whole, scale, np.float32(-32) * scale)
+
+
+def _nibbles(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Bytes [..., n] as codes [..., 2 n]: all low halves, then all high ones."""
+    return np.concatenate((packed & 0x0F, packed >> 4), axis=-1)
+
+
+def _shifts(*bits: int) -> npt.NDArray[np.uint8]:
+    return np.array(bits, np.uint8)[:, None]
+
+
 def _halves(data: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """float16 stored as two bytes [rows, blocks, 2], as float32 [rows, blocks]."""
     return np.ascontiguousarray(data).view(np.float16)[:, :, 0].astype(np.float32)
@@ -89,6 +151,10 @@ def _halves(data: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 _DECODERS: dict[str, Callable[[npt.NDArray[Any]], Tensor]] = {
     "F32": _floats,
     "F16": _floats,
+    "BF16": _bfloats,
+    "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q6_K": _q6_k,
 }

@@ -18,6 +18,7 @@ from blink_server.importers.gguf_metadata import Metadata
 
 _TOKENS = "tokenizer.ggml.tokens"
 _TYPES = "tokenizer.ggml.token_type"
+_BOS = "tokenizer.ggml.bos_token_id"
 _MERGES = "tokenizer.ggml.merges"
 
 
@@ -36,12 +37,24 @@ def _split(digits: str) -> dict[str, Any]:
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"|"
         r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
+    return _isolate(pattern)
+
+
+def _isolate(pattern: str) -> dict[str, Any]:
     return {
         "type": "Split",
         "pattern": {"Regex": pattern},
         "behavior": "Isolated",
         "invert": False,
     }
+
+
+# Mistral's: words break before a capital that follows a small letter; digits stand alone.
+_TEKKEN_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +75,9 @@ _PRE_TOKENIZERS = {
     "llama-bpe": _PreTokenizer(
         (_split(r"\p{N}{1,3}"), _byte_level(use_regex=False)), ignore_merges=True, add_bos=True
     ),
+    "tekken": _PreTokenizer(
+        (_isolate(_TEKKEN_WORDS), _byte_level(use_regex=False)), ignore_merges=True, add_bos=True
+    ),
     "qwen2": _PreTokenizer(
         (_split(r"\p{N}"), _byte_level(use_regex=False)), normalizer={"type": "NFC"}
     ),
@@ -77,10 +93,7 @@ def build_tokenizer_json(metadata: Metadata) -> str:
     """
     if metadata.text("tokenizer.ggml.model") != "gpt2":
         raise metadata.invalid("tokenizer.ggml.model", "supported is 'gpt2' (byte-level BPE)")
-    pre = _PRE_TOKENIZERS.get(metadata.text("tokenizer.ggml.pre"))
-    if pre is None:
-        supported = ", ".join(repr(name) for name in _PRE_TOKENIZERS)
-        raise metadata.invalid("tokenizer.ggml.pre", f"supported are {supported}")
+    pre = _pre_tokenizer(metadata)
     tokens = metadata.texts(_TOKENS)
     specification = {
         "version": "1.0",
@@ -89,7 +102,7 @@ def build_tokenizer_json(metadata: Metadata) -> str:
         "added_tokens": _added_tokens(metadata, tokens),
         "normalizer": pre.normalizer,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(pre.steps)},
-        "post_processor": _post_processor(metadata, tokens, pre.add_bos),
+        "post_processor": _post_processor(metadata, tokens),
         "decoder": _byte_level(use_regex=True),
         "model": {
             "type": "BPE",
@@ -110,6 +123,25 @@ def build_tokenizer_json(metadata: Metadata) -> str:
         expected = f"does not make a tokenizer: {error}"
         raise metadata.invalid(_TOKENS, expected, show_value=False) from error
     return str(tokenizer.to_str())
+
+
+def beginning_id(metadata: Metadata, vocabulary_size: int) -> int | None:
+    """The id that begins a text, where the model wants one there. Raises `InvalidModel`."""
+    bos = metadata.token_id(_BOS, vocabulary_size)
+    default = _pre_tokenizer(metadata).add_bos
+    if not metadata.flag("tokenizer.ggml.add_bos_token", default):
+        return None
+    if bos is None:
+        raise metadata.invalid(_BOS, "is missing, and add_bos_token set")
+    return bos
+
+
+def _pre_tokenizer(metadata: Metadata) -> _PreTokenizer:
+    pre = _PRE_TOKENIZERS.get(metadata.text("tokenizer.ggml.pre"))
+    if pre is None:
+        supported = ", ".join(repr(name) for name in _PRE_TOKENIZERS)
+        raise metadata.invalid("tokenizer.ggml.pre", f"supported are {supported}")
+    return pre
 
 
 def _vocabulary(metadata: Metadata, tokens: list[str]) -> dict[str, int]:
@@ -157,13 +189,11 @@ def _added_tokens(metadata: Metadata, tokens: list[str]) -> list[dict[str, Any]]
     return added
 
 
-def _post_processor(metadata: Metadata, tokens: list[str], default: bool) -> dict[str, Any] | None:
+def _post_processor(metadata: Metadata, tokens: list[str]) -> dict[str, Any] | None:
     """Puts the beginning-of-sequence token before a text, where the model wants one."""
-    if not metadata.flag("tokenizer.ggml.add_bos_token", default):
-        return None
-    bos = metadata.token_id("tokenizer.ggml.bos_token_id", len(tokens))
+    bos = beginning_id(metadata, len(tokens))
     if bos is None:
-        raise metadata.invalid("tokenizer.ggml.bos_token_id", "is missing, and add_bos_token set")
+        return None
     text = tokens[bos]
     first = {"SpecialToken": {"id": text, "type_id": 0}}
     sequences = [{"Sequence": {"id": name, "type_id": 0}} for name in ("A", "B")]

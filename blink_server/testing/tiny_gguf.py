@@ -1,4 +1,4 @@
-"""A tiny random Llama in a real GGUF file: everything a model has, in a few hundred kilobytes.
+"""A tiny random model in a real GGUF file: everything a model has, in a few hundred kilobytes.
 
 For tests that need a model but not its wisdom: no network, the same bytes for the same seed.
 """
@@ -24,6 +24,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+# Where the float16 scales of a block are, and what makes its weights' variance about 1.
+_K_QUANTS = {"Q4_K": ((0, 1 / 200), (2, 7.5 / 200)), "Q6_K": ((208, 1 / 1350),)}
 _WORDS = ("Ġthe", "Ġcapital", "Ġcity", "Hello", "Ġworld", "user", "assistant", "system", "Ġanswer")
 
 
@@ -60,6 +62,7 @@ def write_tiny_gguf(
     path: Path,
     seed: int = 0,
     *,
+    architecture: str = "llama",
     shape: TinyShape | None = None,
     matrices: str = "Q4_1",
     embeddings: str = "Q8_0",
@@ -68,27 +71,30 @@ def write_tiny_gguf(
     metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, Array | None] | None = None,
 ) -> TinyModel:
-    """Write a random Llama to `path`; the same arguments give the same bytes.
+    """Write a random model to `path`; the same arguments give the same bytes.
 
-    `matrices` and `embeddings` (also the untied head's) are GGUF type names that the `gguf`
-    package can quantize to: "Q4_1", "Q8_0", "F16", "F32", ... `metadata` and `tensors` replace
-    entries by their GGUF names, add new ones (tensors as F32), or, where None, leave them out:
-    with them a test makes the damaged or foreign file it needs.
+    `architecture` is "llama", "qwen2" or "qwen3". `matrices` and `embeddings` (also the untied
+    head's) are GGUF type names that the `gguf` package can quantize to, "Q4_1", "Q8_0", "F16",
+    ..., or "Q4_K", "Q6_K", whose blocks are random (sizes are multiples of 256 then).
+    `metadata` and `tensors` replace entries by their GGUF names, add new ones (tensors as F32),
+    or, where None, leave them out: with them a test makes the damaged or foreign file it needs.
     """
     shape = shape or TinyShape()
     tokens, merges = _vocabulary()
     weights: dict[str, Array] = {}
-    fields = _metadata(shape, tokens, merges, pre) | dict(metadata or {})
+    fields = _metadata(architecture, shape, tokens, merges, pre) | dict(metadata or {})
     writer = gguf.GGUFWriter(path, fields.pop("general.architecture"))
     for key, value in fields.items():
         _add_field(writer, key, value)
     replaced = dict(tensors or {})
-    for name, canonical, values in _random_weights(shape, len(tokens), tied, seed):
-        kind = _type_of(name, matrices, embeddings)
-        rows = _permute(values, _heads_of(name, shape)) if _heads_of(name, shape) else values
+    for name, canonical, values in _random_weights(architecture, shape, len(tokens), tied, seed):
+        kind = _type_of(name, values, matrices, embeddings)
+        heads = _heads_of(name, shape) if architecture == "llama" else 0
+        stored = _encode(values, kind)
         if name not in replaced:
-            writer.add_tensor(name, gguf.quantize(rows, kind), raw_dtype=kind)
-            weights[canonical] = gguf.dequantize(gguf.quantize(values, kind), kind)
+            rows = _permute(stored, heads) if heads else stored
+            writer.add_tensor(name, rows, raw_dtype=kind)
+            weights[canonical] = gguf.dequantize(stored, kind)
     for name, extra in replaced.items():
         if extra is not None:
             writer.add_tensor(name, extra)
@@ -109,21 +115,23 @@ def _vocabulary() -> tuple[list[str], list[str]]:
     return [*SPECIAL_TOKENS, *sorted(ByteLevel.alphabet()), *pieces], list(merges)
 
 
-def _metadata(shape: TinyShape, tokens: list[str], merges: list[str], pre: str) -> dict[str, Any]:
+def _metadata(
+    architecture: str, shape: TinyShape, tokens: list[str], merges: list[str], pre: str
+) -> dict[str, Any]:
     control, normal = int(gguf.TokenType.CONTROL), int(gguf.TokenType.NORMAL)
     return {
-        "general.architecture": "llama",
+        "general.architecture": architecture,
         "general.name": "tiny",
-        "llama.block_count": shape.layers,
-        "llama.context_length": shape.context_length,
-        "llama.embedding_length": shape.hidden_size,
-        "llama.feed_forward_length": shape.intermediate_size,
-        "llama.attention.head_count": shape.heads,
-        "llama.attention.head_count_kv": shape.kv_heads,
-        "llama.rope.freq_base": 10000.0,
-        "llama.rope.dimension_count": shape.head_dim,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.vocab_size": len(tokens),
+        f"{architecture}.block_count": shape.layers,
+        f"{architecture}.context_length": shape.context_length,
+        f"{architecture}.embedding_length": shape.hidden_size,
+        f"{architecture}.feed_forward_length": shape.intermediate_size,
+        f"{architecture}.attention.head_count": shape.heads,
+        f"{architecture}.attention.head_count_kv": shape.kv_heads,
+        f"{architecture}.rope.freq_base": 10000.0,
+        f"{architecture}.rope.dimension_count": shape.head_dim,
+        f"{architecture}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{architecture}.vocab_size": len(tokens),
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens,
@@ -152,7 +160,7 @@ def _add_field(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _random_weights(
-    shape: TinyShape, vocabulary: int, tied: bool, seed: int
+    architecture: str, shape: TinyShape, vocabulary: int, tied: bool, seed: int
 ) -> list[tuple[str, str, Array]]:
     """(GGUF name, Hugging Face name, float32 values in Hugging Face's layout) of every tensor."""
     random = np.random.default_rng(seed)
@@ -163,8 +171,8 @@ def _random_weights(
         values = random.standard_normal((rows, columns), dtype=np.float32)
         return values / np.float32(columns**0.5)
 
-    def norm() -> Array:
-        return random.uniform(0.5, 1.5, hidden).astype(np.float32)
+    def norm(size: int = hidden) -> Array:
+        return random.uniform(0.5, 1.5, size).astype(np.float32)
 
     weights = [
         ("token_embd.weight", "model.embed_tokens.weight", matrix(vocabulary, hidden)),
@@ -187,14 +195,41 @@ def _random_weights(
             weights.append(
                 (f"blk.{layer}.{name}.weight", f"model.layers.{layer}.{canonical}.weight", values)
             )
+        if architecture == "qwen2":
+            for part, size in (("q", queries), ("k", keys), ("v", keys)):
+                canonical = f"model.layers.{layer}.self_attn.{part}_proj.bias"
+                weights.append((f"blk.{layer}.attn_{part}.bias", canonical, norm(size) - 1))
+        if architecture == "qwen3":
+            for part in ("q", "k"):
+                canonical = f"model.layers.{layer}.self_attn.{part}_norm.weight"
+                name = f"blk.{layer}.attn_{part}_norm.weight"
+                weights.append((name, canonical, norm(shape.head_dim)))
     return weights
 
 
-def _type_of(name: str, matrices: str, embeddings: str) -> gguf.GGMLQuantizationType:
-    if "norm" in name:
+def _type_of(name: str, values: Array, matrices: str, embeddings: str) -> gguf.GGMLQuantizationType:
+    if values.ndim == 1:
         return gguf.GGMLQuantizationType.F32
     kind = embeddings if name in {"token_embd.weight", "output.weight"} else matrices
     return gguf.GGMLQuantizationType[kind]
+
+
+def _encode(values: Array, kind: gguf.GGMLQuantizationType) -> npt.NDArray[Any]:
+    """Values in a type of GGUF's; of a K-quant, random blocks of about the values' size.
+
+    A row stays a row: bytes [rows, bytes of a row], or numbers [rows, columns].
+    """
+    if kind.name not in _K_QUANTS:
+        encoded: npt.NDArray[Any] = gguf.quantize(values, kind)
+        return encoded
+    rows, columns = values.shape
+    random = np.random.default_rng(rows * columns)
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+    for place, share in _K_QUANTS[kind.name]:
+        scale = np.float16(share / columns**0.5)
+        blocks[:, :, place : place + 2] = np.frombuffer(scale.tobytes(), np.uint8)
+    return blocks.reshape(rows, -1)
 
 
 def _heads_of(name: str, shape: TinyShape) -> int:
@@ -204,7 +239,7 @@ def _heads_of(name: str, shape: TinyShape) -> int:
     return shape.kv_heads if name.endswith("attn_k.weight") else 0
 
 
-def _permute(values: Array, heads: int) -> Array:
+def _permute(values: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
     """Rows from half-split to interleaved rotary order, as converters to GGUF do for Llama."""
     rows, columns = values.shape
     halves = values.reshape(heads, 2, rows // heads // 2, columns)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 
@@ -27,42 +26,46 @@ def refusal(path: Path) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("matrices", ["Q4_1", "Q8_0", "F16", "F32"])
-@pytest.mark.parametrize("tied", [True, False])
+K_SHAPE = TinyShape(hidden_size=256, intermediate_size=512, layers=1)
+SUPPORTED = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"]
+
+
+@pytest.mark.parametrize("matrices", SUPPORTED)
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_every_tensor_has_the_values_and_layout_of_the_original(
-    tmp_path: Path, matrices: str, tied: bool
+    tmp_path: Path, matrices: str, architecture: str
 ) -> None:
-    model = write_tiny_gguf(tmp_path / "m.gguf", matrices=matrices, tied=tied)
+    model = write_tiny_gguf(
+        tmp_path / "m.gguf",
+        architecture=architecture,
+        matrices=matrices,
+        embeddings="Q6_K" if matrices.endswith("_K") else "Q8_0",
+        shape=K_SHAPE if matrices.endswith("_K") else None,
+        tied=architecture != "qwen2",
+    )
     checkpoint = open_gguf(model.path)
 
+    assert checkpoint.architecture.tied_embeddings is (architecture != "qwen2")
+    assert checkpoint.architecture.attention_bias is (architecture == "qwen2")
+    assert checkpoint.architecture.qk_norm is (architecture == "qwen3")
+    shapes = {name: values.shape for name, values in model.weights.items()}
+    assert checkpoint.architecture.tensor_shapes() == shapes
     assert set(checkpoint.tensor_names()) == set(model.weights)
-    assert checkpoint.architecture.tied_embeddings is tied
     for name, expected in model.weights.items():
         tensor = checkpoint.tensor(name)
+        quantized = matrices.startswith("Q") and expected.ndim == 2
+        assert isinstance(tensor, QuantizedTensor) or not quantized
         values = tensor.dequantize() if isinstance(tensor, QuantizedTensor) else tensor
         assert values.dtype == np.float32
         assert np.array_equal(values, expected), name
 
 
-def test_quantized_blocks_are_the_files_own(tmp_path: Path) -> None:
-    model = write_tiny_gguf(tmp_path / "m.gguf", seed=3)
-    raw = {tensor.name: tensor.data for tensor in gguf.GGUFReader(model.path).tensors}
-
-    four = open_gguf(model.path).tensor("model.layers.0.mlp.up_proj.weight")
-    assert isinstance(four, QuantizedTensor)
-    block = raw["blk.0.ffn_up.weight"][5, 20:40]  # second block of row 5
-    assert four.scale[5, 1] == block[0:2].view(np.float16)[0]
-    assert four.minimum[5, 1] == block[2:4].view(np.float16)[0]
-    assert four.codes[5, 32] == block[4] & 15
-    assert four.codes[5, 32 + 16] == block[4] >> 4
-    assert (four.bits, four.block_size, four.shape) == (4, 32, (128, 64))
-
-    eight = open_gguf(model.path).tensor("model.embed_tokens.weight")
-    assert isinstance(eight, QuantizedTensor)
-    block = raw["token_embd.weight"][7, 0:34]
-    assert eight.scale[7, 0] == block[0:2].view(np.float16)[0]
-    assert np.array_equal(eight.codes[7, :32], block[2:].view(np.int8).astype(int) + 128)
-    assert np.array_equal(eight.minimum, -128 * eight.scale)
+def test_another_architectures_biases_are_not_ignored(tmp_path: Path) -> None:
+    bias = {"blk.0.attn_output.bias": np.zeros(64, np.float32)}
+    write_tiny_gguf(tmp_path / "m.gguf", architecture="qwen2", tensors=bias)
+    assert "attn_output.bias: is no tensor of this architecture" in refusal(tmp_path / "m.gguf")
+    write_tiny_gguf(tmp_path / "m.gguf", architecture="qwen2", tensors={"blk.1.attn_k.bias": None})
+    assert "blk.1.attn_k.bias: is missing" in refusal(tmp_path / "m.gguf")
 
 
 def test_rotary_rows_of_a_head_come_in_half_split_order(tmp_path: Path) -> None:
@@ -92,7 +95,7 @@ def test_architecture_and_provenance_come_from_the_file(tmp_path: Path) -> None:
     assert (architecture.hidden_size, architecture.intermediate_size) == (64, 128)
     assert architecture.vocabulary_size == len(model.tokens)
     assert architecture.rms_norm_eps == np.float32(1e-5)
-    assert (checkpoint.eos_token_ids, checkpoint.bos_token_id) == ((2,), 1)
+    assert (checkpoint.eos_token_ids, checkpoint.bos_token_id) == ((2,), None)
     assert checkpoint.chat_template == CHAT_TEMPLATE
     assert checkpoint.source == {
         "format": "gguf",
@@ -120,7 +123,10 @@ def test_an_unknown_tensor_name_is_a_key_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"general.architecture": "phi3"}, "general.architecture: is 'phi3'; supported is 'llama'"),
+        (
+            {"general.architecture": "phi3"},
+            "general.architecture: is 'phi3'; supported are 'llama'",
+        ),
         ({"llama.block_count": None}, "llama.block_count: is missing"),
         ({"llama.block_count": 0}, "llama.block_count: is 0; must be a positive integer"),
         ({"llama.block_count": True}, "llama.block_count: is True; must be a positive integer"),
@@ -133,7 +139,11 @@ def test_an_unknown_tensor_name_is_a_key_error(tmp_path: Path) -> None:
             "llama.rope.freq_base: is nan; must be a",
         ),
         ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type: is 'yarn'"),
-        ({"llama.rope.scaling.factor": 8.0}, "llama.rope.scaling.factor: is 8.0"),
+        (
+            {"llama.rope.scaling.factor": float("inf")},
+            "llama.rope.scaling.factor: is inf; must be a positive finite number",
+        ),
+        ({"llama.attention.sliding_window": 0}, "llama.attention.sliding_window: is 0; must be"),
         ({"llama.expert_count": 8}, "llama.expert_count: is 8; mixtures of experts"),
         ({"llama.vocab_size": 7}, "llama.vocab_size: is 7; must be the number of tokens, 303"),
         ({"tokenizer.ggml.eos_token_id": None}, "tokenizer.ggml.eos_token_id: is missing"),
@@ -164,15 +174,15 @@ def test_missing_foreign_and_misshapen_tensors_are_named_together(tmp_path: Path
     )
     text = refusal(path)
     assert "blk.0.ffn_up.weight: is missing (and 1 more tensors alike)" in text
-    assert "blk.0.attn_q.bias: no Llama tensor known here" in text
-    assert "output_norm.weight: is [32]; the metadata ask for the shape [64]" in text
+    assert "blk.0.attn_q.bias: is no tensor of this architecture" in text
+    assert "output_norm.weight: is [32]; the architecture asks for the shape [64]" in text
 
 
 def test_unsupported_tensor_types_are_told_once_with_what_is_supported(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_tiny_gguf(path, matrices="Q5_0")
     text = refusal(path)
-    assert "blk.0.attn_q.weight: is 'Q5_0'; supported types are F32, F16, Q4_1, Q8_0" in text
+    assert "blk.0.attn_q.weight: is 'Q5_0'; supported types are F32, F16, BF16, Q4_0" in text
     assert "(and 13 more tensors alike)" in text
     assert text.count("Q5_0") == 1
 

@@ -43,7 +43,7 @@ def words(tokenizer: Tokenizer, text: str) -> list[str]:
     return [text[start:end] for _, (start, end) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
 
-@pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe", "qwen2"])
+@pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe", "tekken", "qwen2"])
 def test_text_survives_the_way_there_and_back(tmp_path: Path, pre: str) -> None:
     tokenizer = tokenizer_of(
         tmp_path / "m.gguf", pre=pre, metadata={"tokenizer.ggml.add_bos_token": False}
@@ -71,6 +71,10 @@ TEXT = "I'm I'M A12345 x\n\n 7 (a)..\r\n  don't½"
             "I|'m| I|'M| A|123|45| x|\n\n| |7| (|a|)..\r\n| | don|'t|½",
         ),
         (
+            "tekken",
+            "I|'m| I|'M| A|1|2|3|4|5| x|\n\n| |7| (|a|)..\r\n| | don|'t|½",
+        ),
+        (
             "qwen2",
             "I|'m| I|'M| A|1|2|3|4|5| x|\n\n| |7| (|a|)..\r\n| | don|'t|½",
         ),
@@ -80,6 +84,13 @@ def test_each_pre_tokenizer_cuts_words_and_digits_its_own_way(
     tmp_path: Path, pre: str, expected: str
 ) -> None:
     assert words(tokenizer_of(tmp_path / "m.gguf", pre=pre), TEXT) == expected.split("|")
+
+
+def test_mistrals_words_break_before_capitals(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path / "m.gguf", pre="tekken")
+    assert words(tokenizer, "camelCaseHTTPServer über/\n") == (
+        ["camel", "Case", "HTTPServer", " über", "/\n"]
+    )
 
 
 def test_merges_are_applied_and_ids_are_the_files(tmp_path: Path) -> None:
@@ -134,6 +145,8 @@ def test_text_begins_with_bos_where_the_model_wants_it(
     )
     assert tokenizer.encode("Hi").tokens[0] == first
     assert tokenizer.encode("Hi", add_special_tokens=False).tokens[0] == "H"
+    bos = 1 if first == "<|im_start|>" else None
+    assert open_gguf(tmp_path / "m.gguf").bos_token_id == bos
 
 
 def test_a_word_that_is_a_token_is_taken_whole_where_the_model_wants_it(tmp_path: Path) -> None:
@@ -160,8 +173,8 @@ def test_a_word_that_is_a_token_is_taken_whole_where_the_model_wants_it(tmp_path
     [
         ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model: is 'llama'; supported is"),
         (
-            {"tokenizer.ggml.pre": "tekken"},
-            "pre: is 'tekken'; supported are 'gpt-2', 'smollm', 'llama-bpe', 'qwen2'",
+            {"tokenizer.ggml.pre": "bloom"},
+            "pre: is 'bloom'; supported are 'gpt-2', 'smollm', 'llama-bpe', 'tekken', 'qwen2'",
         ),
         ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre: is missing"),
         ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens: is missing"),

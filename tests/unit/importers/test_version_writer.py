@@ -113,7 +113,7 @@ def test_a_version_has_every_file_and_the_config_that_was_agreed(
         "chat_template": "chat_template.jinja",
         "sampler": "default",
         "eos_token_ids": [2],
-        "bos_token_id": 1,
+        "bos_token_id": None,
         "default_sampling": {"temperature": 1.0, "top_p": 1.0},
         "source": dict(checkpoint.source),
     }
