@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blink_server.hookspecs import TokenizerLoader, hookimpl
+from blink_server.hookspecs import Factory, TokenizerLoader, hookimpl
 
 if TYPE_CHECKING:
     from blink_server.text.tokenizers import Tokenizer
@@ -16,6 +16,20 @@ if TYPE_CHECKING:
 def blink_tokenizers() -> Mapping[str, TokenizerLoader]:
     """`huggingface`: a tokenizer.json of the `tokenizers` library."""
     return {"huggingface": load_huggingface}
+
+
+@hookimpl
+def blink_tool_parsers() -> Mapping[str, Factory]:
+    """The families in use; a model's chat template tells which is its own."""
+    from blink_server.text.tools.json_formats import Hermes, Llama3Json, Mistral
+    from blink_server.text.tools.pythonic import Pythonic
+
+    return {
+        "hermes": Hermes,
+        "pythonic": Pythonic,
+        "llama3_json": Llama3Json,
+        "mistral": Mistral,
+    }
 
 
 def load_huggingface(directory: Path, options: Mapping[str, Any]) -> Tokenizer:

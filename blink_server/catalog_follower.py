@@ -17,7 +17,7 @@ from typing import Any
 
 from blink_server.backend import Backend, ModelVersion, Session
 from blink_server.errors import BlinkError, Unavailable
-from blink_server.hookspecs import TokenizerLoader
+from blink_server.hookspecs import Factory, TokenizerLoader
 from blink_server.http.models import (
     ModelDirectory,
     ModelEntry,
@@ -55,6 +55,7 @@ class _Link:
         self.text: TextParts | None = None
         self.failure = ""  # why there is no session
         self.told = ""  # the failure last logged: each is told once, not at every attempt
+        self.tried = asyncio.Event()  # connected, or failed to, once
         self.lost = asyncio.Event()  # the session's other side is gone
         self.unused = asyncio.Event()  # and no request holds it any more
         self.task: asyncio.Task[None] | None = None
@@ -69,12 +70,15 @@ class CatalogFollower:
         directory: ModelDirectory,
         backends: Mapping[str, Backend],
         tokenizers: Mapping[str, TokenizerLoader],
+        tool_parsers: Mapping[str, Factory],
     ) -> None:
         self._control_socket = control_socket
         self._directory = directory
         self._backends = backends
         self._tokenizers = tokenizers
+        self._tool_parsers = tool_parsers
         self._update: CatalogUpdate | None = None
+        self._updated = asyncio.Event()
         self._links: dict[EndpointKey, _Link] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -103,6 +107,12 @@ class CatalogFollower:
             await asyncio.sleep(retry)
             retry = min(2 * retry, _LONGEST_RETRY)
 
+    async def caught_up(self) -> None:
+        """Wait for the first catalog, and for one attempt to reach each endpoint in it."""
+        await self._updated.wait()
+        for link in list(self._links.values()):
+            await link.tried.wait()
+
     async def close(self) -> None:
         """Close every session, which gives its slots back; waits a few seconds at most."""
         links, self._links = list(self._links.values()), {}
@@ -116,6 +126,7 @@ class CatalogFollower:
 
     def _apply(self, update: CatalogUpdate) -> None:
         self._update = update
+        self._updated.set()
         offered = {entry.key: entry for entry in update.models if entry.endpoint is not None}
         for key, entry in offered.items():
             if key not in self._links:
@@ -142,6 +153,7 @@ class CatalogFollower:
 
     def _drop(self, link: _Link) -> None:
         if self._links.pop(link.key, None) is link:
+            link.tried.set()
             self._spawn(self._release(link))
 
     async def _release(self, link: _Link) -> None:
@@ -164,6 +176,7 @@ class CatalogFollower:
                 if link.failure != link.told:
                     log.exception("%s: backend %s has a defect", link.key, entry.backend)
             self._publish()
+            link.tried.set()
             if link.session is not None:
                 retry = _FIRST_RETRY
                 self._send(Connected(link.key.model, link.key.version, link.key.epoch))
@@ -183,7 +196,9 @@ class CatalogFollower:
         if backend is None:
             raise Unavailable(f"no plugin of this worker brings the backend {entry.backend!r}")
         if link.text is None:
-            link.text = await asyncio.to_thread(load_text_parts, version, self._tokenizers)
+            link.text = await asyncio.to_thread(
+                load_text_parts, version, self._tokenizers, self._tool_parsers
+            )
         assert entry.endpoint is not None
         session = await backend.connect(version, entry.endpoint)
         link.lost.clear()

@@ -70,3 +70,11 @@ def blink_transports() -> Mapping[str, Connect]:
 @hookspec
 def blink_tokenizers() -> Mapping[str, TokenizerLoader]:
     """Tokenizers, by name: what config.json's "tokenizer.name" may say."""
+
+
+@hookspec
+def blink_tool_parsers() -> Mapping[str, Factory]:
+    """Ways of writing tool calls, by name: what config.json's "tool_parser" may say.
+
+    A factory makes an object that fulfils `blink_server.text.tools.parser.ToolFormat`.
+    """

@@ -48,6 +48,7 @@ class Plugins:
     engines: Mapping[str, Factory]
     samplers: Mapping[str, Factory]
     transports: Mapping[str, Connect]
+    tool_parsers: Mapping[str, Factory]
     names: tuple[str, ...]  # of the plugins, in the order in which they were registered
 
 
@@ -145,6 +146,7 @@ class _Door:
             engines=engines,
             samplers=samplers,
             transports=transports,
+            tool_parsers=self._offers("blink_tool_parsers"),
             names=tuple(self._origins),
         )
 

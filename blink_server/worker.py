@@ -22,6 +22,8 @@ from blink_server.http.settings import ServerSettings, key_digest
 from blink_server.logs import configure_logging
 from blink_server.plugins import load_plugins
 
+_CATCH_UP_SECONDS = 3.0
+
 
 class FollowCatalog:
     """Falcon middleware: follows the catalog from the worker's start to its end."""
@@ -31,8 +33,10 @@ class FollowCatalog:
         self._task: asyncio.Task[None] | None = None
 
     async def process_startup(self, scope: Mapping[str, Any], event: Mapping[str, Any]) -> None:
-        """Begin to follow; the worker serves at once, and models as they come."""
+        """Begin to follow; what is READY now is connected before the worker takes requests."""
         self._task = asyncio.create_task(self._follower.run())
+        with contextlib.suppress(TimeoutError):  # without a provisioner there is nobody to ask
+            await asyncio.wait_for(self._follower.caught_up(), _CATCH_UP_SECONDS)
 
     async def process_shutdown(self, scope: Mapping[str, Any], event: Mapping[str, Any]) -> None:
         """After the last request: give back what the sessions hold."""
@@ -50,7 +54,11 @@ def application() -> App:
     directory = ModelDirectory()
     app = create_app(directory, _settings())
     follower = CatalogFollower(
-        Path(os.environ[CONTROL_SOCKET_VARIABLE]), directory, plugins.backends, plugins.tokenizers
+        Path(os.environ[CONTROL_SOCKET_VARIABLE]),
+        directory,
+        plugins.backends,
+        plugins.tokenizers,
+        plugins.tool_parsers,
     )
     app.add_middleware(FollowCatalog(follower))
     return app

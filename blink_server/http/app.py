@@ -19,6 +19,7 @@ from blink_server.http.server_routes import (
     VersionResource,
 )
 from blink_server.http.settings import ServerSettings
+from blink_server.http.tokenize_routes import DetokenizeResource, TokenizeResource
 
 App = falcon.asgi.App[falcon.asgi.Request, falcon.asgi.Response]
 
@@ -61,6 +62,8 @@ def create_app(
     models, health = ModelsResource(directory), HealthResource(directory)
     app.add_route("/v1/completions", CompletionsResource(directory, settings, metrics))
     app.add_route("/v1/chat/completions", ChatResource(directory, settings, metrics))
+    app.add_route("/tokenize", TokenizeResource(directory, settings))
+    app.add_route("/detokenize", DetokenizeResource(directory, settings))
     app.add_route("/v1/models", models)
     app.add_route("/v1/models/{name}", models, suffix="one")
     app.add_route("/health", health)

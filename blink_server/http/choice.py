@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blink_server.backend import FinishReason, RequestTiming, TokenEvent, TokenStream
 from blink_server.errors import EngineFailure
 from blink_server.http.metrics import FinishedRequest, Metrics
 from blink_server.http.models import Lease
+from blink_server.http.openai_requests import ChatRequest
 from blink_server.http.prepare import AnyRequest
+from blink_server.http.tool_calls import CallPiece, ToolCalls
 from blink_server.text.choice_text import ChoiceText, ShownLogprob
 
 
@@ -21,6 +24,7 @@ class Delta:
     text: str
     logprobs: list[ShownLogprob]
     finish_reason: str | None
+    calls: Sequence[CallPiece] = ()
 
 
 class Choice:
@@ -48,6 +52,7 @@ class Choice:
         self._first_token_ns: int | None = None
         self._last_token_ns = 0
         self._text: ChoiceText | None = None
+        self._calls: ToolCalls | None = None
         self._stream: TokenStream | None = None
         self._lease: Lease | None = None
 
@@ -81,11 +86,15 @@ class Choice:
         else:
             self._lease.release()
         self._lease, self._stream, self.prompt_tokens = lease, stream, prompt_tokens
+        use = request.tool_use if isinstance(request, ChatRequest) else None
+        tool_format = None if use is None else text.tool_format
+        self._calls = None if use is None or tool_format is None else ToolCalls(use, tool_format)
         self._text = ChoiceText(
             text.tokenizer,
             stops=request.stop,
             include_stop=request.include_stop,
             skip_special_tokens=request.skip_special_tokens,
+            shown_special=() if tool_format is None else tool_format.special_tokens,
         )
 
     def take(self, event: TokenEvent) -> Delta | None:
@@ -104,9 +113,14 @@ class Choice:
             if self._text.stopped:
                 self.stream.cancel()
             self.end(finish_reason, event.timing)
-        elif not text and not logprobs:
+        calls: Sequence[CallPiece] = ()
+        if self._calls is not None:
+            text, calls = self._calls.push(text, last=finish_reason is not None)
+            if finish_reason is not None:
+                finish_reason = self._calls.finish_reason(finish_reason)
+        if finish_reason is None and not text and not logprobs and not calls:
             return None
-        return Delta(self.index, text, logprobs, finish_reason)
+        return Delta(self.index, text, logprobs, finish_reason, calls)
 
     def end(self, outcome: str, timing: RequestTiming | None = None) -> None:
         """Give endpoint and slot back; further calls do nothing.

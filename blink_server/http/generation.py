@@ -15,7 +15,13 @@ from blink_server.errors import EngineFailure, Overloaded, Unavailable
 from blink_server.http.choice import Choice, Delta
 from blink_server.http.metrics import Metrics
 from blink_server.http.models import Lease, ModelDirectory
-from blink_server.http.prepare import AnyRequest, encode_prompts, generate_request
+from blink_server.http.prepare import (
+    AnyRequest,
+    echoed_prompts,
+    encode_prompts,
+    generate_request,
+)
+from blink_server.http.wire import Used
 
 
 class Generation:
@@ -42,6 +48,7 @@ class Generation:
         self._encoded: dict[str, list[list[int]]] = {}
         self._pumps: list[asyncio.Task[None]] = []
         self.choices: list[Choice] = []
+        self.echoes: list[str] = []  # the text that each choice begins with
 
     async def start(self) -> None:
         """Encode the prompts and submit every choice.
@@ -54,6 +61,8 @@ class Generation:
         version = first.entry.version
         try:
             prompts = await self._encode(first)
+            echoes = echoed_prompts(request, first.entry) or [""] * len(prompts)
+            self.echoes = [echo for echo in echoes for _ in range(request.n)]
             for index in range(len(prompts) * request.n):
                 choice = Choice(
                     index,
@@ -156,14 +165,12 @@ class Generation:
             raise
 
     @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts; a prompt with several choices counts once."""
-        return sum(choice.prompt_tokens for choice in self.choices if choice.number == 0)
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens generated so far for all choices, those that ended a sequence included."""
-        return sum(choice.generated for choice in self.choices)
+    def used(self) -> Used:
+        """Tokens so far: a prompt with several choices counts once; every generated token does."""
+        return Used(
+            sum(choice.prompt_tokens for choice in self.choices if choice.number == 0),
+            sum(choice.generated for choice in self.choices),
+        )
 
     def close(self) -> None:
         """Cancel and give back what has not ended; further calls do nothing."""

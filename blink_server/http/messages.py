@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from blink_server.errors import InvalidRequest
-from blink_server.http.fields import refuse
+from blink_server.http.fields import Check, refuse
 
-_NOT_SERVED = ("tool_calls", "function_call", "audio")
+_NOT_SERVED = ("function_call", "audio")
 
 
-def messages(value: Any, path: str) -> tuple[dict[str, Any], ...]:
-    """A non-empty list of messages; returns each with its content as one string.
-
-    A content of null is the empty string (templates would print "None"), a list of text parts is
-    joined by newlines, whatever the role. Other fields of a message reach the template as they
-    are. Raises `InvalidRequest`.
-    """
+def _messages(value: Any, path: str) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list) or not value:
         raise refuse(path, value, "a list of messages, and not empty")
     return tuple(_message(one, f"{path}[{place}]") for place, one in enumerate(value))
@@ -35,7 +30,11 @@ def _message(value: Any, path: str) -> dict[str, Any]:
             )
     if "content" not in value and role != "assistant":
         raise InvalidRequest(f"{path}.content is missing", param=f"{path}.content")
-    return {**value, "content": _content(value.get("content"), f"{path}.content")}
+    message = {**value, "content": _content(value.get("content"), f"{path}.content")}
+    calls = message.pop("tool_calls", None)
+    if calls:
+        message["tool_calls"] = _tool_calls(calls, f"{path}.tool_calls")
+    return message
 
 
 def _content(value: Any, path: str) -> str:
@@ -53,9 +52,91 @@ def _text_part(value: Any, path: str) -> str:
         raise refuse(path, value, 'an object like {"type": "text", "text": "..."}')
     if value["type"] != "text":
         raise InvalidRequest(
-            f"{path}: parts of type {value['type']!r} are not supported by this server",
+            f"{path}: parts of type {value['type'][:60]!r} are not supported by this server",
             param=f"{path}.type",
         )
     if not isinstance(value.get("text"), str):
         raise refuse(f"{path}.text", value.get("text"), "a string")
     return str(value["text"])
+
+
+def _tool_calls(value: Any, path: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise refuse(path, value, "a list of tool calls")
+    return [_tool_call(one, f"{path}[{place}]") for place, one in enumerate(value)]
+
+
+def _tool_call(value: Any, path: str) -> dict[str, Any]:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        expected = 'an object like {"id": "...", "type": "function", "function": {"name": "..."}}'
+        raise refuse(path, value, expected)
+    arguments = _arguments(function.get("arguments"), f"{path}.function.arguments")
+    return {
+        **value,
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def _arguments(value: Any, path: str) -> dict[str, Any]:
+    """OpenAI writes arguments as JSON in a string; templates print them from an object."""
+    if isinstance(value, dict):
+        return value
+    if value is None or value == "":
+        return {}
+    try:
+        arguments = json.loads(value) if isinstance(value, str) else None
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise refuse(path, value, "a JSON object in a string")
+    return arguments
+
+
+_CONTENT_SCHEMA = {
+    "anyOf": [
+        {"type": ["string", "null"]},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "required": ["type", "text"],
+            },
+        },
+    ]
+}
+_CALL_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "arguments": {"type": ["string", "object", "null"]},
+            },
+            "required": ["name"],
+        }
+    },
+    "required": ["function"],
+}
+_MESSAGE_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "role": {"type": "string", "minLength": 1},
+        "content": _CONTENT_SCHEMA,
+        "tool_calls": {"anyOf": [{"type": "array", "items": _CALL_SCHEMA}, {"type": "null"}]},
+        **{name: {"enum": [None, "", False, 0, [], {}]} for name in _NOT_SERVED},
+    },
+    "required": ["role"],
+    "anyOf": [{"required": ["content"]}, {"properties": {"role": {"const": "assistant"}}}],
+}
+
+messages = Check(_messages, {"type": "array", "items": _MESSAGE_SCHEMA, "minItems": 1})
+"""A non-empty list of messages; the value has each with its content as one string.
+
+A content of null is the empty string (templates would print "None"), a list of text parts is joined
+by newlines, whatever the role. Arguments of tool calls have become objects. Other fields of a
+message reach the template as they are.
+"""

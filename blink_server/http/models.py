@@ -16,12 +16,13 @@ from types import TracebackType
 
 from blink_server.backend import ModelVersion, Session
 from blink_server.errors import Unavailable, UnknownModel
-from blink_server.hookspecs import TokenizerLoader
+from blink_server.hookspecs import Factory, TokenizerLoader
 from blink_server.messages import EndpointKey
 from blink_server.repository.harness import State
 from blink_server.repository.names import parse_version
 from blink_server.text.chat_template import ChatTemplate
 from blink_server.text.tokenizers import Tokenizer
+from blink_server.text.tools.parser import ToolFormat
 
 
 class ServerState(StrEnum):
@@ -34,10 +35,11 @@ class ServerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TextParts:
-    """What a version needs to go from text to token ids and back."""
+    """What a version needs to go from text to token ids and back, and to find calls in the text."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    tool_format: ToolFormat | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,12 +70,14 @@ class ModelEntry:
 
 
 def load_text_parts(
-    version: ModelVersion, tokenizer_loaders: Mapping[str, TokenizerLoader]
+    version: ModelVersion,
+    tokenizer_loaders: Mapping[str, TokenizerLoader],
+    tool_parsers: Mapping[str, Factory],
 ) -> TextParts:
-    """Load a version's tokenizer and chat template, as its config.json names them.
+    """Load a version's tokenizer, chat template and tool format, as its config.json names them.
 
     Reads files: call it in a thread. Raises `InvalidModel`, or `Unavailable` where no plugin
-    brings the tokenizer.
+    brings the tokenizer or the tool parser.
     """
     options = version.config["tokenizer"]
     loader = tokenizer_loaders.get(options["name"])
@@ -89,7 +93,20 @@ def load_text_parts(
         bos_token=_token_text(tokenizer, version.config.get("bos_token_id")),
         eos_token=_token_text(tokenizer, eos_ids[0] if eos_ids else None),
     )
-    return TextParts(tokenizer, template)
+    return TextParts(tokenizer, template, _tool_format(version, template, tool_parsers))
+
+
+def _tool_format(
+    version: ModelVersion, template: ChatTemplate, tool_parsers: Mapping[str, Factory]
+) -> ToolFormat | None:
+    name = version.config.get("tool_parser")
+    if name is not None:
+        if name not in tool_parsers:
+            raise Unavailable(f"no plugin brings the tool parser {name!r}")
+        named: ToolFormat = tool_parsers[name]()
+        return named
+    formats: Iterable[ToolFormat] = (factory() for factory in tool_parsers.values())
+    return next((each for each in formats if each.recognises(template.source)), None)
 
 
 def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:

@@ -6,12 +6,25 @@ change the answer and is not served yet is refused; a known field that changes n
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from blink_server.errors import InvalidRequest
 from blink_server.http import fields
-from blink_server.http.fields import Check, array, boolean, integer, number, only, refuse, string
+from blink_server.http.fields import (
+    Check,
+    Table,
+    array,
+    boolean,
+    integer,
+    number,
+    object_of,
+    only,
+    refuse,
+    string,
+)
 from blink_server.http.messages import messages
+from blink_server.http.tool_fields import tool_choice, tools
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 128
@@ -34,6 +47,18 @@ def _stop(value: Any, path: str) -> tuple[str, ...]:
     return tuple(stops)
 
 
+_STOP_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {
+            "type": "array",
+            "items": {"type": "string", "minLength": 1},
+            "maxItems": MAX_STOP_STRINGS,
+        },
+    ]
+}
+
+
 def _logit_bias(value: Any, path: str) -> dict[int, float]:
     pairs = fields.mapping(value, path)
     if len(pairs) > MAX_LOGIT_BIAS:
@@ -43,6 +68,14 @@ def _logit_bias(value: Any, path: str) -> dict[int, float]:
         if not (token.isascii() and token.isdigit() and len(token) < 19):
             raise refuse(path, token, "an object from token ids to numbers")
     return {int(token): bias(one, f"{path}.{token}") for token, one in pairs.items()}
+
+
+_LOGIT_BIAS_SCHEMA = {
+    "type": "object",
+    "patternProperties": {"^[0-9]{1,18}$": {"type": "number", "minimum": -100, "maximum": 100}},
+    "additionalProperties": False,
+    "maxProperties": MAX_LOGIT_BIAS,
+}
 
 
 def _prompts(value: Any, path: str) -> tuple[Prompt, ...]:
@@ -64,6 +97,10 @@ def _prompts(value: Any, path: str) -> tuple[Prompt, ...]:
     return tuple(prompts)
 
 
+def _token_ids_field(value: Any, path: str) -> list[int]:
+    return _token_ids(value if isinstance(value, list) else [], path)
+
+
 def _token_ids(value: list[Any], path: str) -> list[int]:
     # Prompts are long: one pass without a path for each item.
     if not value or not all(type(one) is int and 0 <= one < 2**31 for one in value):
@@ -75,14 +112,38 @@ def _is_ids(value: list[Any]) -> bool:
     return bool(value) and isinstance(value[0], int) and not isinstance(value[0], bool)
 
 
-def _stream_options(value: Any, path: str) -> dict[str, Any]:
-    options = {
+_IDS_SCHEMA = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+    "minItems": 1,
+}
+_TEXT_SCHEMA = {"type": "string", "minLength": 1}
+_PROMPTS_SCHEMA = {
+    "anyOf": [
+        _TEXT_SCHEMA,
+        _IDS_SCHEMA,
+        {
+            "type": "array",
+            "items": {"anyOf": [_TEXT_SCHEMA, _IDS_SCHEMA]},
+            "minItems": 1,
+            "maxItems": MAX_PROMPTS,
+        },
+    ]
+}
+
+token_ids = Check(_token_ids_field, _IDS_SCHEMA)
+"""A list of token ids, and not empty."""
+
+prompts = Check(_prompts, _PROMPTS_SCHEMA)
+"""One or several prompts, as texts or as token ids; the value is a tuple of them."""
+
+_STREAM_OPTIONS = Table(
+    {
         "include_usage": boolean,
         "continuous_usage_stats": boolean,
         "include_obfuscation": only(False),
     }
-    return fields.parse(fields.mapping(value, path), options)
-
+)
 
 SAMPLING: dict[str, Check] = {
     "temperature": number(0, 2),
@@ -93,7 +154,7 @@ SAMPLING: dict[str, Check] = {
     "presence_penalty": number(-2, 2),
     "frequency_penalty": number(-2, 2),
     "seed": integer(-(2**63), 2**64 - 1),
-    "logit_bias": _logit_bias,
+    "logit_bias": Check(_logit_bias, _LOGIT_BIAS_SCHEMA),
 }
 
 _COMMON: dict[str, Check] = {
@@ -101,15 +162,16 @@ _COMMON: dict[str, Check] = {
     "model": string,
     "max_tokens": integer(1),
     "min_tokens": integer(0),
-    "stop": _stop,
+    "stop": Check(_stop, _STOP_SCHEMA),
     "stop_token_ids": array(integer(0), most=MAX_STOP_TOKEN_IDS),
     "ignore_eos": boolean,
     "stream": boolean,
-    "stream_options": _stream_options,
+    "stream_options": object_of(_STREAM_OPTIONS),
     "skip_special_tokens": boolean,
     "include_stop_str_in_output": boolean,
     "add_special_tokens": boolean,
     "priority": integer(0, 2**31 - 1),
+    "user": string,
     # Known fields that would change the answer: served at their neutral value only.
     "response_format": only({"type": "text"}),
     "best_of": only(1),
@@ -126,15 +188,15 @@ _COMMON: dict[str, Check] = {
     "truncate_prompt_tokens": only(),
 }
 
-COMPLETION: dict[str, Check] = {
+_COMPLETION: dict[str, Check] = {
     **_COMMON,
-    "prompt": _prompts,
+    "prompt": prompts,
     "logprobs": integer(0, COMPLETION_MAX_LOGPROBS),
-    "echo": only(False),
+    "echo": boolean,
     "suffix": only(""),
 }
 
-CHAT: dict[str, Check] = {
+_CHAT: dict[str, Check] = {
     **_COMMON,
     "messages": messages,
     "max_completion_tokens": integer(1),
@@ -142,8 +204,9 @@ CHAT: dict[str, Check] = {
     "top_logprobs": integer(0, CHAT_MAX_LOGPROBS),
     "add_generation_prompt": boolean,
     "chat_template_kwargs": fields.mapping,
-    "tools": only([]),
-    "tool_choice": only("none", "auto"),
+    "tools": tools,
+    "tool_choice": tool_choice,
+    "parallel_tool_calls": boolean,
     "functions": only([]),
     "function_call": only("none", "auto"),
     "modalities": only(["text"]),
@@ -158,17 +221,28 @@ CHAT: dict[str, Check] = {
     "echo": only(False),
 }
 
-IGNORED = frozenset(
+_IGNORED = frozenset(
     {
-        "user",
         "metadata",
         "store",
         "service_tier",
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
-        "parallel_tool_calls",
         "request_id",
         "cache_salt",
     }
 )
+
+
+@functools.cache
+def completion_table(max_n: int) -> Table:
+    """What a body of POST /v1/completions may hold."""
+    fields = {**_COMPLETION, "n": integer(1, max_n)}
+    return Table(fields, ("model", "prompt"), _IGNORED | {"parallel_tool_calls"})
+
+
+@functools.cache
+def chat_table(max_n: int) -> Table:
+    """What a body of POST /v1/chat/completions may hold."""
+    return Table({**_CHAT, "n": integer(1, max_n)}, ("model", "messages"), _IGNORED)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from blink_server.errors import InvalidRequest
-from blink_server.http import fields
-from blink_server.http.fields import integer, refuse
-from blink_server.http.openai_fields import CHAT, COMPLETION, IGNORED, SAMPLING, Prompt
+from blink_server.http.fields import refuse
+from blink_server.http.openai_fields import SAMPLING, Prompt, chat_table, completion_table
+from blink_server.http.tool_fields import ToolUse, tool_use
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 MAX_CHOICES = 256
@@ -39,32 +39,47 @@ class TextRequest:
     include_stop: bool
     add_special_tokens: bool
     priority: int
+    user: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(TextRequest):
-    """A body of POST /v1/completions; each prompt is a text or token ids, and not empty."""
+    """A body of POST /v1/completions; each prompt is a text or token ids, and not empty.
+
+    `echo` puts the prompt before each text.
+    """
 
     prompts: tuple[Prompt, ...]
+    echo: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(TextRequest):
-    """A body of POST /v1/chat/completions; each message's content has become a string."""
+    """A body of POST /v1/chat/completions; each message's content has become a string.
+
+    `tool_use` None: the answer calls no tools.
+    """
 
     messages: tuple[dict[str, Any], ...]
+    tool_use: ToolUse | None
     add_generation_prompt: bool
     template_variables: Mapping[str, Any]
 
 
 def parse_completion(body: Mapping[str, Any], *, max_n: int) -> CompletionRequest:
     """Validate a body of POST /v1/completions. Raises `InvalidRequest`."""
-    values = fields.parse(body, {**COMPLETION, "n": integer(1, max_n)}, IGNORED)
-    _require(values, "model", "prompt")
+    values = completion_table(max_n).parse(body)
     if len(values["prompt"]) * values.get("n", 1) > MAX_CHOICES:
         raise InvalidRequest(f"prompts times n is more than {MAX_CHOICES}", param="n")
+    echo = values.get("echo", False)
+    if echo and "logprobs" in values:
+        raise InvalidRequest(
+            "echo with logprobs is not supported by this server: prompts have no log-probabilities",
+            param="echo",
+        )
     return CompletionRequest(
         prompts=values["prompt"],
+        echo=echo,
         **_common(
             values,
             max_tokens=values.get("max_tokens", COMPLETION_MAX_TOKENS),
@@ -76,12 +91,12 @@ def parse_completion(body: Mapping[str, Any], *, max_n: int) -> CompletionReques
 
 def parse_chat(body: Mapping[str, Any], *, max_n: int) -> ChatRequest:
     """Validate a body of POST /v1/chat/completions. Raises `InvalidRequest`."""
-    values = fields.parse(body, {**CHAT, "n": integer(1, max_n)}, IGNORED)
-    _require(values, "model", "messages")
+    values = chat_table(max_n).parse(body)
     if "top_logprobs" in values and not values.get("logprobs"):
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     return ChatRequest(
         messages=values["messages"],
+        tool_use=tool_use(values),
         add_generation_prompt=values.get("add_generation_prompt", True),
         template_variables=values.get("chat_template_kwargs", {}),
         **_common(
@@ -92,12 +107,6 @@ def parse_chat(body: Mapping[str, Any], *, max_n: int) -> ChatRequest:
             add_special_tokens=values.get("add_special_tokens", False),
         ),
     )
-
-
-def _require(values: Mapping[str, Any], *names: str) -> None:
-    for name in names:
-        if name not in values:
-            raise InvalidRequest(f"{name} is missing", param=name, code="missing_parameter")
 
 
 def _common(
@@ -131,4 +140,5 @@ def _common(
         "include_stop": values.get("include_stop_str_in_output", False),
         "add_special_tokens": add_special_tokens,
         "priority": values.get("priority", 0),
+        "user": values.get("user"),
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 from blink_server.backend import GenerateRequest, SamplingParams, SessionLimits
 from blink_server.errors import InvalidRequest
-from blink_server.http.models import ModelEntry, TextParts
+from blink_server.http.models import ModelEntry
 from blink_server.http.openai_fields import Prompt
 from blink_server.http.openai_requests import ChatRequest, CompletionRequest
 
@@ -26,46 +26,71 @@ async def encode_prompts(
 
     Raises `InvalidRequest` for a prompt that the model cannot take.
     """
-    text = entry.text
-    assert text is not None, "only entries that serve are leased"
-    if isinstance(request, ChatRequest):
-        prompts: Sequence[Prompt] = [_render(request, text, entry)]
-        param = "messages"
-    else:
-        prompts, param = request.prompts, "prompt"
-    bos = entry.version.config.get("bos_token_id") if request.add_special_tokens else None
-    encoded = []
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            ids = await _encode(prompt, text, request.add_special_tokens)
-            if bos is not None and ids[:1] != [bos]:
-                ids = [bos, *ids]
-        else:
-            ids = prompt
-        _check_prompt(ids, limits, param)
-        encoded.append(ids)
+    encoded = await encode_prompts_unchecked(request, entry)
+    for ids in encoded:
+        _check_prompt(ids, limits, "messages" if isinstance(request, ChatRequest) else "prompt")
     return encoded
 
 
-def _render(request: ChatRequest, text: TextParts, entry: ModelEntry) -> str:
-    if text.chat_template is None:
-        raise InvalidRequest(
-            f"the model {entry.version.model!r} has no chat template; use /v1/completions",
-            param="model",
-            code="no_chat_template",
-        )
-    return text.chat_template.render(
-        request.messages,
-        add_generation_prompt=request.add_generation_prompt,
-        variables=request.template_variables,
-    )
+async def encode_prompts_unchecked(request: AnyRequest, entry: ModelEntry) -> list[list[int]]:
+    """The same, whether or not the model's limits allow such prompts."""
+    if isinstance(request, ChatRequest):
+        prompts: Sequence[Prompt] = [_render(request, entry)]
+    else:
+        prompts = request.prompts
+    special = request.add_special_tokens
+    return [
+        await encode_text(prompt, entry, add_special_tokens=special)
+        if isinstance(prompt, str)
+        else prompt
+        for prompt in prompts
+    ]
 
 
-async def _encode(prompt: str, text: TextParts, add_special_tokens: bool) -> list[int]:
+async def encode_text(prompt: str, entry: ModelEntry, *, add_special_tokens: bool) -> list[int]:
+    """Token ids of one text; special tokens are the tokenizer's own and the config's BOS id.
+
+    Raises `InvalidRequest` for text that cannot be encoded.
+    """
+    text = entry.text
+    assert text is not None, "only entries that serve are leased"
+
     def encode() -> list[int]:
         return text.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
-    return encode() if len(prompt) < LONG_TEXT else await asyncio.to_thread(encode)
+    ids = encode() if len(prompt) < LONG_TEXT else await asyncio.to_thread(encode)
+    bos = entry.version.config.get("bos_token_id") if add_special_tokens else None
+    return [bos, *ids] if bos is not None and ids[:1] != [bos] else ids
+
+
+def _render(request: ChatRequest, entry: ModelEntry) -> str:
+    text = entry.text
+    assert text is not None, "only entries that serve are leased"
+    name, template, use = entry.version.model, text.chat_template, request.tool_use
+    if template is None:
+        raise InvalidRequest(
+            f"the model {name!r} has no chat template; use /v1/completions",
+            param="model",
+            code="no_chat_template",
+        )
+    if use is None:
+        opening = ""
+    elif not template.takes_tools:
+        raise InvalidRequest(f"the chat template of {name!r} takes no tools", param="tools")
+    elif text.tool_format is None:
+        raise InvalidRequest(
+            f"how {name!r} writes tool calls is not known: its config.json has no tool_parser",
+            param="tools",
+        )
+    else:
+        opening = text.tool_format.opening(use.name) if use.required else ""
+    prompt = template.render(
+        request.messages,
+        tools=None if use is None else use.tools,
+        add_generation_prompt=request.add_generation_prompt,
+        variables=request.template_variables,
+    )
+    return prompt + opening
 
 
 def _check_prompt(ids: Sequence[int], limits: SessionLimits, param: str) -> None:
@@ -84,6 +109,20 @@ def _check_prompt(ids: Sequence[int], limits: SessionLimits, param: str) -> None
             param=param,
             code="context_length_exceeded",
         )
+
+
+def echoed_prompts(request: AnyRequest, entry: ModelEntry) -> list[str] | None:
+    """The text of each prompt where the answer shall begin with it, else None."""
+    if not isinstance(request, CompletionRequest) or not request.echo:
+        return None
+    text = entry.text
+    assert text is not None, "only entries that serve are leased"
+    return [
+        prompt
+        if isinstance(prompt, str)
+        else text.tokenizer.decode(prompt, skip_special_tokens=request.skip_special_tokens)
+        for prompt in request.prompts
+    ]
 
 
 def generate_request(

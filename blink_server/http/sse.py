@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
-from blink_server.http.errors import describe, log_if_ours
+import falcon.asgi
 
-CONTENT_TYPE = "text/event-stream"
+from blink_server.http.errors import ErrorReply, describe, log_if_ours
+
+PREFIX, SUFFIX = b"data: ", b"\n\n"
+"""What stands around the payload of an event without a name."""
+
 DONE = b"data: [DONE]\n\n"
+"""OpenAI's end mark."""
 
 
-def frame(payload: bytes) -> bytes:
-    """One event; `payload` is JSON on one line."""
-    return b"data: " + payload + b"\n\n"
+def frame(payload: bytes, event: str | None = None) -> bytes:
+    """One event; `payload` is JSON on one line, `event` its name where the API gives it one."""
+    name = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return name + PREFIX + payload + SUFFIX
 
 
-async def event_stream(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """A response body: `frames`, or what came of them before an error, and the end mark.
+def respond(
+    response: falcon.asgi.Response,
+    frames: AsyncIterator[bytes],
+    failure: Callable[[ErrorReply], bytes],
+) -> None:
+    """Make `frames` the body; an error in them becomes what `failure` makes of it, at the end.
 
-    An error becomes a last event in the shape of OpenAI's errors. Each item is one write.
+    Each item is one write.
     """
+    response.content_type = "text/event-stream"
+    response.set_header("Cache-Control", "no-cache")
+    # nginx would otherwise collect the events before it passes them on.
+    response.set_header("X-Accel-Buffering", "no")
+    response.stream = _guarded(frames, failure)
+
+
+async def _guarded(
+    frames: AsyncIterator[bytes], failure: Callable[[ErrorReply], bytes]
+) -> AsyncIterator[bytes]:
     try:
         async for piece in frames:
             yield piece
     except Exception as error:
         log_if_ours(error)
-        yield frame(describe(error).body())
-    yield DONE
+        yield failure(describe(error))

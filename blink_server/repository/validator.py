@@ -50,6 +50,7 @@ def _grid_problems(directory: Path, config: Mapping[str, Any]) -> Sequence[Probl
 def _plugin_problems(file: Path, config: Mapping[str, Any], plugins: Plugins) -> list[Problem]:
     problems = _unknown(file, "backend", config.get("backend"), plugins.backends)
     problems += _unknown(file, "tokenizer.name", _name(config, "tokenizer"), plugins.tokenizers)
+    problems += _unknown(file, "tool_parser", config.get("tool_parser"), plugins.tool_parsers)
     if "engine" in config:
         problems += _unknown(file, "engine.name", _name(config, "engine"), plugins.engines)
         problems += _unknown(file, "sampler", config.get("sampler"), plugins.samplers)
@@ -64,7 +65,7 @@ def _name(config: Mapping[str, Any], field: str) -> object:
 def _unknown(file: Path, field: str, name: object, known: Collection[str]) -> list[Problem]:
     if not isinstance(name, str) or name in known:  # another type is the schema's problem
         return []
-    kind = field.partition(".")[0]
+    kind = field.partition(".")[0].replace("_", " ")
     return [Problem(file, field, name, f"no plugin offers this {kind}; {nearest(name, known)}")]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -81,8 +81,12 @@ class ChatTemplate:
         """Compile `source`. Raises jinja2.TemplateSyntaxError.
 
         `bos_token`, `eos_token`: what templates insert by these names. `now` feeds `strftime_now`.
+        `takes_tools` says whether the template does anything with tools.
         """
-        self._template = _environment(now).from_string(source)
+        environment = _environment(now)
+        self.source = source
+        self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+        self._template = environment.from_string(source)
         self._special = {"bos_token": bos_token, "eos_token": eos_token}
 
     @classmethod
@@ -103,21 +107,23 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text of a conversation.
 
-        `variables` are the request's `chat_template_kwargs`; they cannot replace the messages.
+        `tools`: OpenAI's tool objects. `variables` are the request's `chat_template_kwargs`; they
+        cannot replace messages or tools.
         Raises `InvalidRequest` with the template's own words when it refuses the conversation or
         fails on it.
         """
         context = {
-            "tools": None,
             "documents": None,
             **self._special,
             **(variables or {}),
             "messages": messages,
+            "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
         try:

@@ -7,7 +7,7 @@ events: the same tokens give the same text, the same count and the same end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from blink_server.backend import FinishReason, TokenEvent, TokenLogprob
@@ -59,9 +59,13 @@ class ChoiceText:
         stops: Sequence[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        shown_special: Collection[str] = (),
     ) -> None:
+        """`shown_special`: names of special tokens that are shown all the same."""
         self._tokenizer = tokenizer
-        self._decoder = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._decoder = Detokenizer(
+            tokenizer, skip_special_tokens=skip_special_tokens, shown=shown_special
+        )
         self._stops = StopStrings(stops, include=include_stop)
         self._include_stop = include_stop
         self._decoded = 0  # characters

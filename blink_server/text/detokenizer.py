@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Collection
 
 from blink_server.text.tokenizers import Tokenizer
 
@@ -16,9 +17,20 @@ class Detokenizer:
     whole text would not have. Text is that of a continuation: a leading space stays.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        shown: Collection[str] = (),
+    ) -> None:
+        """`shown`: names of special tokens that are not skipped."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        if shown:
+            self._skipped = frozenset(
+                id_ for id_ in self._skipped if tokenizer.token_text(id_) not in shown
+            )
         self._decoder = _NEW_DECODER(errors="replace")
 
     def push(self, token_id: int) -> str:

@@ -112,7 +112,11 @@ class Worker:
         self.backend = Backend()
         self.directory = WatchedDirectory()
         self.follower = CatalogFollower(
-            self.socket, self.directory, {"fake": self.backend}, {"huggingface": load_huggingface}
+            self.socket,
+            self.directory,
+            {"fake": self.backend},
+            {"huggingface": load_huggingface},
+            {},
         )
         version = write_fake_version(path / "repository")
         self.ready = CatalogEntry(
@@ -164,6 +168,26 @@ async def test_a_ready_version_is_connected_and_published_with_its_text(worker: 
     with pytest.raises(Unavailable, match="shutting down"):
         worker.directory.lease("echo")
     assert len(worker.backend.sessions) == 1
+
+
+async def test_caught_up_is_when_every_endpoint_has_been_tried(worker: Worker) -> None:
+    peer = await worker.start()
+    caught_up = asyncio.ensure_future(worker.follower.caught_up())
+    lost = replace(worker.ready, model="lost", backend="strange", aliases=())
+    await worker.provisioner.publish(peer, worker.ready, lost)
+    await asyncio.wait_for(caught_up, 10)
+    assert worker.directory.find("echo").serves
+    assert worker.directory.find("lost").reason
+
+
+async def test_without_a_catalog_nothing_is_caught_up(worker: Worker) -> None:
+    peer = await worker.start()
+    caught_up = asyncio.ensure_future(worker.follower.caught_up())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not caught_up.done()
+    await worker.provisioner.publish(peer)
+    await asyncio.wait_for(caught_up, 10)
 
 
 async def test_a_retired_endpoint_is_kept_for_its_requests_then_closed_and_released(

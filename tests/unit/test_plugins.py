@@ -100,6 +100,17 @@ def test_blink_tokenizers_load_from_a_version_directory(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == "hello"
 
 
+def test_blink_tool_parsers_are_found_by_their_names() -> None:
+    class Plugin:
+        @hookimpl
+        def blink_tool_parsers(self) -> Mapping[str, Any]:
+            return {"mine": lambda: "a format"}
+
+    found = load_plugins([], extra={"x": Plugin()}).tool_parsers
+    assert found["mine"]() == "a format"
+    assert found["hermes"]().recognises("{% if tools %}<tool_call>{% endif %}")
+
+
 def test_installed_plugins_come_through_their_entry_points(
     entries: list[EntryPoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

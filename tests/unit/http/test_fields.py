@@ -43,13 +43,31 @@ def test_only_distinguishes_numbers_from_truth_values() -> None:
     refusal(fields.only(), "anything")
 
 
-def test_parse_takes_null_as_absent_and_suggests_names() -> None:
-    table = {"temperature": fields.number(0, 2), "n": fields.integer(1)}
-    assert fields.parse({"temperature": None, "n": 2, "user": 5}, table, {"user"}) == {"n": 2}
+def test_a_table_takes_null_as_absent_and_suggests_names() -> None:
+    checks = {"temperature": fields.number(0, 2), "n": fields.integer(1)}
+    table = fields.Table(checks, ignored={"user"})
+    assert table.parse({"temperature": None, "n": 2, "user": 5}) == {"n": 2}
     with pytest.raises(InvalidRequest, match="did you mean 'temperature'") as caught:
-        fields.parse({"temprature": 1}, table)
+        table.parse({"temprature": 1})
     assert (caught.value.param, caught.value.code) == ("temprature", "unknown_parameter")
 
 
-def test_long_values_are_shortened_in_messages() -> None:
-    assert len(refusal(fields.string, ["x" * 1000])) < 200
+def test_a_table_within_another_names_the_whole_path() -> None:
+    inner = fields.Table({"b": fields.integer(1)}, required=("b",))
+    table = fields.Table({"a": fields.object_of(inner)})
+    for body, param in [({"b": 0}, "a.b"), ({}, "a.b"), ({"c": 1}, "a.c")]:
+        with pytest.raises(InvalidRequest) as caught:
+            table.parse({"a": body})
+        assert caught.value.param == param
+
+
+@pytest.mark.parametrize("value", ["x" * 10**6, [["x"] * 1000] * 1000, {"a": 1}])
+def test_large_values_are_shortened_in_messages(value: Any) -> None:
+    assert len(refusal(fields.integer(1), value)) < 200
+
+
+def test_deep_values_are_refused_like_others() -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert "a list of 1 items" in refusal(fields.integer(1), deep)

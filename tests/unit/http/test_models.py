@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blink_server.backend import ModelVersion, SessionLimits
-from blink_server.builtin import blink_tokenizers
+from blink_server.builtin import blink_tokenizers, blink_tool_parsers
 from blink_server.errors import InvalidModel, Unavailable, UnknownModel
 from blink_server.http.models import ModelDirectory, ModelEntry, TextParts, load_text_parts
 from blink_server.messages import EndpointKey
@@ -158,14 +158,14 @@ def test_text_parts_come_from_the_version_directory(tmp_path: Path) -> None:
         "eos_token_ids": [2, 0],
     }
     version = ModelVersion("m", 1, tmp_path, config)
-    parts = load_text_parts(version, blink_tokenizers())
+    parts = load_text_parts(version, blink_tokenizers(), blink_tool_parsers())
     assert parts.chat_template is not None
     rendered = parts.chat_template.render([{"role": "user", "content": "Hi"}])
     assert rendered.startswith("<|im_start|><|im_end|><|im_start|>user\nHi")
     bare = {**config, "chat_template": None, "bos_token_id": None}
-    assert load_text_parts(ModelVersion("m", 1, tmp_path, bare), blink_tokenizers())
+    assert load_text_parts(ModelVersion("m", 1, tmp_path, bare), blink_tokenizers(), {})
     with pytest.raises(Unavailable, match="no plugin brings the tokenizer 'huggingface'"):
-        load_text_parts(version, {})
+        load_text_parts(version, {}, {})
     (tmp_path / "tokenizer.json").write_text(json.dumps({}))
     with pytest.raises(InvalidModel, match=r"tokenizer\.json"):
-        load_text_parts(version, blink_tokenizers())
+        load_text_parts(version, blink_tokenizers(), blink_tool_parsers())

@@ -1,0 +1,95 @@
+"""One endpoint that generates text, from body to response or event stream."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import falcon
+import falcon.asgi
+
+from blink_server.http import sse
+from blink_server.http.body import read_object
+from blink_server.http.choice import Delta
+from blink_server.http.generation import Generation
+from blink_server.http.metrics import Metrics
+from blink_server.http.models import ModelDirectory
+from blink_server.http.prepare import AnyRequest
+from blink_server.http.scope import cleanup_of
+from blink_server.http.settings import ServerSettings
+from blink_server.http.tool_calls import WholeCalls
+from blink_server.http.wire import FinishedChoice, Wire
+from blink_server.text.choice_text import ShownLogprob
+
+
+class TextResource(ABC):
+    """Serves POST; the fields of the body and the shape on the wire are the subclass's."""
+
+    def __init__(
+        self, directory: ModelDirectory, settings: ServerSettings, metrics: Metrics
+    ) -> None:
+        self._directory = directory
+        self._settings = settings
+        self._metrics = metrics
+
+    async def on_post(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
+        """Serve one request. Until the first delta is there an error is an HTTP error."""
+        received_ns = time.monotonic_ns()
+        body = await read_object(req, most_bytes=self._settings.max_body_bytes)
+        request, wire = self._read(body)
+        generation = Generation(
+            self._directory,
+            request,
+            self._metrics,
+            request_id=wire.id,
+            operation=wire.operation,
+            received_ns=received_ns,
+            retry_seconds=self._settings.retry_seconds,
+        )
+        cleanup_of(req).callback(generation.close)
+        await generation.start()
+        deltas = generation.deltas()
+        if request.stream:
+            first = await anext(deltas)
+            sse.respond(resp, _stream(generation, first, deltas, wire), wire.failure)
+        else:
+            resp.data = await _whole(generation, deltas, wire)
+
+    @abstractmethod
+    def _read(self, body: Mapping[str, Any]) -> tuple[AnyRequest, Wire]:
+        """The validated record and the serializer for its answer. Raises `InvalidRequest`."""
+
+
+async def _stream(
+    generation: Generation, first: Delta, deltas: AsyncIterator[Delta], wire: Wire
+) -> AsyncIterator[bytes]:
+    """The events of a stream; each item is one delta's, to be written at once."""
+    used = generation.used if wire.continuous_usage else None
+    opening = wire.opening(generation.echoes, generation.used)
+    yield opening + wire.events(first, used)
+    async for delta in deltas:
+        used = generation.used if wire.continuous_usage else None
+        yield wire.events(delta, used)
+    yield wire.closing(generation.used)
+
+
+async def _whole(generation: Generation, deltas: AsyncIterator[Delta], wire: Wire) -> bytes:
+    """The body of a response that is not streamed."""
+    texts = [[echo] for echo in generation.echoes]
+    shown: list[list[ShownLogprob]] = [[] for _ in texts]
+    calls = [WholeCalls() for _ in texts]
+    reasons = ["" for _ in texts]
+    async for delta in deltas:
+        texts[delta.index].append(delta.text)
+        shown[delta.index] += delta.logprobs
+        calls[delta.index].add(delta.calls)
+        reasons[delta.index] = delta.finish_reason or ""
+    choices = [
+        FinishedChoice(
+            index, "".join(texts[index]), shown[index], reasons[index], calls[index].calls
+        )
+        for index in range(len(texts))
+    ]
+    return wire.response(choices, generation.used)
