@@ -1,0 +1,128 @@
+"""Lookup tables name the smallest graph that holds a step, for every step there can be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blink_persistent import _native
+from blink_persistent.graph_grid import (
+    DECODE,
+    PREFILL,
+    GraphGrid,
+    GraphKey,
+    decode_lookup,
+    default_grid,
+    prefill_lookup,
+)
+
+SCHEMA = Path(__file__).parents[2] / "schemas" / "graph_grid.schema.json"
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> GraphGrid:
+    decode = draw(st.sets(st.integers(1, 40), min_size=1, max_size=6))
+    sizes = st.tuples(st.integers(1, 6), st.integers(2, 300))
+    prefill = draw(st.sets(sizes, min_size=1, max_size=8))
+    largest = (max(s for s, _ in prefill), max(t for _, t in prefill))
+    keys = sorted(GraphKey(DECODE, rows, rows) for rows in decode)
+    return GraphGrid((*keys, *sorted(GraphKey(PREFILL, *key) for key in prefill | {largest})))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(grid=grids(), granularity=st.integers(1, 64))
+def test_every_step_gets_the_smallest_graph_that_holds_it(
+    grid: GraphGrid, granularity: int
+) -> None:
+    decodes = [key for _, key in grid.of_phase(DECODE)]
+    table = decode_lookup(grid)
+    for rows in range(1, grid.max_rows + 1):
+        key = grid.keys[table[rows - 1]]
+        assert key.phase == DECODE
+        assert key.sequences == min(k.sequences for k in decodes if k.sequences >= rows)
+    prefills = [key for _, key in grid.of_phase(PREFILL)]
+    lookup = prefill_lookup(grid, granularity)
+    for sequences in range(1, grid.max_sequences + 1):
+        for column in range(lookup.shape[1]):
+            tokens = min((column + 1) * granularity, grid.max_prefill_tokens)
+            key = grid.keys[lookup[sequences - 1, column]]
+            assert key.phase == PREFILL
+            holds = [k for k in prefills if k.sequences >= sequences and k.tokens >= tokens]
+            assert key in holds
+            assert key.tokens == min(k.tokens for k in holds)
+
+
+def test_a_grid_whose_largest_prefill_key_does_not_hold_every_step_is_refused() -> None:
+    keys = (GraphKey(DECODE, 1, 1), GraphKey(PREFILL, 1, 64), GraphKey(PREFILL, 4, 32))
+    with pytest.raises(ValueError, match=r"\(1 sequences, 64 tokens\) must hold 4 sequences"):
+        prefill_lookup(GraphGrid(keys), 16)
+
+
+def test_json_keeps_a_grid_and_obeys_its_schema() -> None:
+    grid = default_grid(8, 256, max_sequences=4)
+    document = json.loads(json.dumps(grid.to_json()))
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    assert GraphGrid.from_json(document) == grid
+    shuffled = {phase: keys[::-1] for phase, keys in document.items()}
+    assert GraphGrid.from_json(shuffled) == grid
+
+
+@pytest.mark.parametrize(("rows", "tokens", "sequences"), [(1, 16, 1), (6, 200, 3), (64, 10, 8)])
+def test_the_default_grid_ends_in_its_limits(rows: int, tokens: int, sequences: int) -> None:
+    grid = default_grid(rows, tokens, max_sequences=sequences)
+    assert (grid.max_rows, grid.max_prefill_tokens, grid.max_sequences) == (rows, tokens, sequences)
+    assert GraphKey(DECODE, 1, 1) in grid.keys
+    assert len(set(grid.keys)) == len(grid.keys)
+    assert prefill_lookup(grid, 16).shape == (sequences, -(-tokens // 16))
+
+
+def test_the_numbers_of_graphs_are_their_places() -> None:
+    grid = default_grid(4, 64)
+    for phase in (DECODE, PREFILL):
+        assert all(grid.keys[graph] == key for graph, key in grid.of_phase(phase))
+    assert decode_lookup(grid).dtype == prefill_lookup(grid, 16).dtype == np.uint16
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"decode_lookup": [0, 1]}, "one entry a row"),
+        ({"decode_lookup": [0, 0, 1]}, "too small for its step"),
+        ({"decode_lookup": [0, 1, 2]}, "another phase"),
+        ({"decode_lookup": [0, 1, 9]}, "another phase or beyond"),
+        ({"prefill_lookup": [2]}, "token columns"),
+        ({"prefill_lookup": [2, 3]}, "too small for its step"),
+        ({"graphs": []}, "1 to 65535 keys"),
+        ({"token_granularity": 0}, "granularity must be positive"),
+        ({"block_size": 1}, "must cover the context length"),
+        ({"block_count": 1}, "the null block and at least one more"),
+        ({"max_prefill_tokens": 1, "prefill_lookup": [2]}, "must hold two tokens"),
+    ],
+)
+def test_tables_that_do_not_fit_the_engine_are_refused(changed: dict[str, Any], match: str) -> None:
+    arguments: dict[str, Any] = {
+        "graphs": [(0, 1, 1), (0, 3, 3), (1, 1, 32), (1, 1, 16)],
+        "decode_lookup": [0, 1, 1],
+        "prefill_lookup": [3, 2],
+        "eos_token_ids": [2],
+        "max_rows": 3,
+        "max_sequences": 1,
+        "max_prefill_tokens": 32,
+        "token_granularity": 16,
+        "context_length": 96,
+        "vocabulary_size": 101,
+        "block_size": 4,
+        "block_count": 8,
+        "max_blocks": 24,
+        "rows_movable": True,
+    }
+    _native.make_engine(**arguments)
+    with pytest.raises(ValueError, match=match):
+        _native.make_engine(**(arguments | changed))
