@@ -153,13 +153,12 @@ class StateLayout {
     uint64_t used_ = 0;
 };
 
-// Bytes of the state of such a scheduler; with memory, also sets its pointers.
+// Bytes of the state of such a scheduler; with memory, also makes it there, with its pointers set.
 BLINK_HD inline uint64_t lay_out_state(uint8_t* memory, uint32_t slot_count, const EngineTables& engine,
                                        uint32_t trace_capacity) {
     StateLayout layout(memory);
     auto* state = layout.take<SchedulerState>(1);
-    SchedulerState unused{};
-    SchedulerState& s = state == nullptr ? unused : *state;
+    SchedulerState s{};
     s.requests = layout.take<Request>(slot_count);
     s.row_slots = layout.take<uint32_t>(engine.max_rows);
     s.row_blocks = layout.take<int32_t>(static_cast<uint64_t>(engine.max_rows) * engine.max_blocks);
@@ -170,6 +169,7 @@ BLINK_HD inline uint64_t lay_out_state(uint8_t* memory, uint32_t slot_count, con
     s.moves = layout.take<RowMove>(engine.max_rows);
     s.trace = layout.take<TraceEvent>(trace_capacity);
     s.trace_capacity = trace_capacity;
+    if (state != nullptr) *state = s;
     return layout.used();
 }
 
