@@ -54,11 +54,7 @@ def application() -> App:
     directory = ModelDirectory()
     app = create_app(directory, _settings())
     follower = CatalogFollower(
-        Path(os.environ[CONTROL_SOCKET_VARIABLE]),
-        directory,
-        plugins.backends,
-        plugins.tokenizers,
-        plugins.tool_parsers,
+        Path(os.environ[CONTROL_SOCKET_VARIABLE]), directory, plugins.backends, plugins.tokenizers
     )
     app.add_middleware(FollowCatalog(follower))
     return app
