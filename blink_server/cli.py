@@ -23,6 +23,9 @@ COMMANDS = {
     "import": _Command(
         "blink_server.importers.command:import_command", "Write a model version from a checkpoint."
     ),
+    "models": _Command(
+        "blink_server.importers.models_command:models_group", "Import a model by its name."
+    ),
     "serve": _Command("blink_server.serve:serve_command", "Serve a model repository over HTTP."),
 }
 

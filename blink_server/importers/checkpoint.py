@@ -114,12 +114,31 @@ Tensor = npt.NDArray[np.float32] | QuantizedTensor
 class Checkpoint(Protocol):
     """A model read from somebody's file, opened lazily: a tensor is read when asked for."""
 
-    architecture: Architecture
-    eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
-    tokenizer_json: str  # the `tokenizers` library's serialized form
-    chat_template: str | None  # jinja2 source
-    source: Mapping[str, Any]  # provenance for config.json: file name, format, sha256
+    @property
+    def architecture(self) -> Architecture: ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id that a text begins with; None where the model wants none there."""
+        ...
+
+    @property
+    def tokenizer_json(self) -> str:
+        """The `tokenizers` library's serialized form."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source."""
+        ...
+
+    @property
+    def source(self) -> Mapping[str, Any]:
+        """Provenance for config.json: file name, format, sha256."""
+        ...
 
     def tensor_names(self) -> list[str]: ...
 

@@ -1,125 +1,59 @@
-"""`blink-server import`: a model file becomes a version in a model repository."""
+"""`blink-server import`: a model's files become a version in a model repository."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from blink_server.importers.failure import ModelImportError
 from blink_server.importers.gguf import open_gguf
-from blink_server.importers.version_writer import Destination, write_version
-from blink_server.plugins import load_plugins
-from blink_server.schema_problems import nearest
+from blink_server.importers.hf import open_huggingface
+from blink_server.importers.hub import fetch, is_hub_id
+from blink_server.importers.job import ImportJob, import_options
 
 
 @click.command("import")
 @click.option(
     "--gguf",
     "file",
-    required=True,
     type=click.Path(path_type=Path),
-    help="GGUF file of a Llama model.",
+    help="A GGUF file of Llama, Mistral, SmolLM2, Qwen 2 or Qwen 3.",
 )
+@click.option(
+    "--hf",
+    "model",
+    metavar="DIRECTORY|ORG/NAME",
+    help="A Hugging Face model of these families: its directory, or its id in a hub.",
+)
+@click.option("--revision", help="With an id: the branch, tag or commit; by default the newest.")
 @click.option("--name", required=True, help="The model's name in the repository and the API.")
-@click.option(
-    "--version",
-    type=click.IntRange(1, 10**18 - 1),
-    help="The version's number; by default one above the highest there is.",
-)
-@click.option(
-    "--model-repository",
-    "repository",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("model_repository"),
-    show_default=True,
-    help="The repository's directory; made if there is none.",
-)
-@click.option(
-    "--max-rows",
-    type=click.IntRange(min=1),
-    help="Requests that are decoded together; the backend's default if not given.",
-)
-@click.option(
-    "--context-length",
-    type=click.IntRange(min=2),
-    help="Tokens of prompt and answer together; the backend's default if not given.",
-)
-@click.option(
-    "--backend",
-    "backend_name",
-    default="blink_persistent",
-    show_default=True,
-    help="The plugin that builds and will serve the version.",
-)
+@import_options
 def import_command(
-    file: Path,
-    name: str,
-    version: int | None,
-    repository: Path,
-    max_rows: int | None,
-    context_length: int | None,
-    backend_name: str,
+    file: Path | None, model: str | None, revision: str | None, **options: Any
 ) -> None:
-    """Import a model file as a new version of a model.
+    """Import a model's files as a new version of a model.
 
     The version appears in the repository whole or, if the import fails or is stopped, not at all.
     """
-    destination = Destination(repository, name, version)
-    destination.check()
-    backends = load_plugins().backends
-    if backend_name not in backends:
-        known = nearest(backend_name, backends)
-        raise ModelImportError(f"no plugin offers the backend {backend_name!r}; {known}")
-    asked = {"max_rows": max_rows, "context_length": context_length}
-    limits = {limit: value for limit, value in asked.items() if value is not None}
-    console = Console(stderr=True)
-    with _stages(console) as stages:
-        checkpoint = open_gguf(file, progress=stages.report)
-        directory = write_version(
-            checkpoint, backends[backend_name], destination, limits=limits, progress=stages.report
-        )
-    _print_result(directory, repository)
+    if (file is None) == (model is None):
+        raise click.UsageError("give one of --gguf and --hf")
+    job = ImportJob(**options)
+    job.check()
+    if file is not None:
+        job.run(lambda progress: open_gguf(file, progress=progress))
+    elif model is not None:
+        _import_huggingface(job, model, revision)
 
 
-class _Stages:
-    """One bar for each stage that reports, in the order of their first reports."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[str, TaskID] = {}
-
-    def report(self, stage: str, fraction: float) -> None:
-        """Show that `fraction`, 0 to 1, of a stage is done; from any thread."""
-        if stage not in self._tasks:
-            self._tasks[stage] = self._progress.add_task(stage, total=1.0)
-        self._progress.update(self._tasks[stage], completed=fraction)
-
-
-@contextmanager
-def _stages(console: Console) -> Iterator[_Stages]:
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        yield _Stages(progress)
-
-
-def _print_result(directory: Path, repository: Path) -> None:
-    click.echo(f"wrote {directory}")
-    for path in sorted(directory.rglob("*")):
-        if path.is_file():
-            name = path.relative_to(directory).as_posix()
-            click.echo(f"  {name:<24} {_size(path.stat().st_size):>9}")
-    click.echo(f"serve it: blink-server serve --model-repository {shlex.quote(str(repository))}")
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
+def _import_huggingface(job: ImportJob, model: str, revision: str | None) -> None:
+    directory, origin = Path(model), {}
+    if not directory.exists() and is_hub_id(model):
+        directory, commit = fetch(model, revision)
+        origin = {"model": model, "revision": commit}
+    elif not directory.exists():
+        raise ModelImportError(f"{model} is neither a directory nor a hub's id like org/name")
+    elif revision is not None:
+        raise click.UsageError(f"--revision is of a hub's model; {model} is a directory")
+    job.run(lambda progress: open_huggingface(directory, origin=origin, progress=progress))

@@ -59,6 +59,16 @@ def open_tensors(directory: Path) -> dict[str, StoredTensor]:
     return {name: files[file][name] for name, file in places.items()}
 
 
+def weight_file_names(directory: Path) -> list[str]:
+    """The files that hold a directory's tensors: those of its index, else the single one.
+
+    Raises `InvalidModel` for an index that is no index.
+    """
+    if not (directory / INDEX_FILE).exists():
+        return [SINGLE_FILE]
+    return list(dict.fromkeys(_read_index(directory / INDEX_FILE).values()))
+
+
 def _read_index(path: Path) -> Mapping[str, str]:
     document = read_json(path)
     places = document.get("weight_map") if isinstance(document, dict) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +57,14 @@ class Destination:
         return self.model_directory / str(version)
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenVersion:
+    """A version's directory, and what its backend said of the build."""
+
+    directory: Path
+    notes: Sequence[str]
+
+
 def write_version(
     checkpoint: Checkpoint,
     backend: Backend,
@@ -64,8 +72,8 @@ def write_version(
     *,
     limits: Mapping[str, int],
     progress: Callable[[str, float], None],
-) -> Path:
-    """Build the engine for a checkpoint and write everything a version has; returns its directory.
+) -> WrittenVersion:
+    """Build the engine for a checkpoint and write everything a version has.
 
     The files are written and synced in a hidden directory of the repository, checked as the
     server will check them, and renamed into place: a version that can be seen is whole. `limits`
@@ -85,7 +93,7 @@ def write_version(
             _sync_tree(work)
             directory = _publish(work, destination)
             progress("write", 1.0)
-    return directory
+    return WrittenVersion(directory, tuple(built.notes))
 
 
 def version_config(checkpoint: Checkpoint, backend: str, built: BuildResult) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def write(
         destination,
         limits=limits,
         progress=lambda stage, fraction: None,
-    )
+    ).directory
 
 
 def tree(directory: Path) -> set[str]:

@@ -1,0 +1,160 @@
+"""One import, whatever it reads from: its options, its progress, and what it says at the end."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from blink_server.importers.checkpoint import Checkpoint
+from blink_server.importers.failure import ModelImportError
+from blink_server.importers.quantize import Bits
+from blink_server.importers.quantizing import QuantizingCheckpoint
+from blink_server.importers.version_writer import Destination, write_version
+from blink_server.plugins import load_plugins
+from blink_server.schema_problems import nearest
+
+QUANTIZATIONS: Mapping[str, Bits | None] = {"int4": 4, "int8": 8, "none": None}
+
+_OPTIONS = (
+    click.option(
+        "--version",
+        type=click.IntRange(1, 10**18 - 1),
+        help="The version's number; by default one above the highest there is.",
+    ),
+    click.option(
+        "--model-repository",
+        "repository",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=Path("model_repository"),
+        show_default=True,
+        help="The repository's directory; made if there is none.",
+    ),
+    click.option(
+        "--quantize",
+        type=click.Choice(list(QUANTIZATIONS)),
+        default="int8",
+        show_default=True,
+        help="What float matrices become; those that a file holds quantized stay as they are.",
+    ),
+    click.option(
+        "--max-rows",
+        type=click.IntRange(min=1),
+        help="Requests that are decoded together; the backend's default if not given.",
+    ),
+    click.option(
+        "--context-length",
+        type=click.IntRange(min=2),
+        help="Tokens of prompt and answer together; the backend's default if not given.",
+    ),
+    click.option(
+        "--backend",
+        "backend_name",
+        default="blink_persistent",
+        show_default=True,
+        help="The plugin that builds and will serve the version.",
+    ),
+)
+
+
+def import_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of every import: the fields of `ImportJob` but `name`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportJob:
+    """What the user asked for; `check` tells what is wrong with it before anything is read."""
+
+    name: str
+    version: int | None
+    repository: Path
+    quantize: str
+    max_rows: int | None
+    context_length: int | None
+    backend_name: str
+
+    @property
+    def destination(self) -> Destination:
+        return Destination(self.repository, self.name, self.version)
+
+    def check(self) -> None:
+        """Raise `ModelImportError` for a bad name, an existing version, an unknown backend."""
+        self.destination.check()
+        backends = load_plugins().backends
+        if self.backend_name not in backends:
+            known = nearest(self.backend_name, backends)
+            raise ModelImportError(f"no plugin offers the backend {self.backend_name!r}; {known}")
+
+    def run(self, open_checkpoint: Callable[[Callable[[str, float], None]], Checkpoint]) -> None:
+        """Write the version of the checkpoint that `open_checkpoint(progress)` gives.
+
+        It appears in the repository whole or, if anything fails, not at all. Says on standard
+        output what was written, and how exactly.
+        """
+        self.check()
+        backend = load_plugins().backends[self.backend_name]
+        asked = {"max_rows": self.max_rows, "context_length": self.context_length}
+        limits = {limit: value for limit, value in asked.items() if value is not None}
+        bits = QUANTIZATIONS[self.quantize]
+        with _stages(Console(stderr=True)) as stages:
+            checkpoint = open_checkpoint(stages.report)
+            quantizing = None if bits is None else QuantizingCheckpoint(checkpoint, bits)
+            written = write_version(
+                quantizing or checkpoint,
+                backend,
+                self.destination,
+                limits=limits,
+                progress=stages.report,
+            )
+        summary = quantizing.summary() if quantizing else []
+        _print_result(written.directory, [*summary, *written.notes], self.repository)
+
+
+class _Stages:
+    """One bar for each stage that reports, in the order of their first reports."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def report(self, stage: str, fraction: float) -> None:
+        """Show that `fraction`, 0 to 1, of a stage is done; from any thread."""
+        if stage not in self._tasks:
+            self._tasks[stage] = self._progress.add_task(stage, total=1.0)
+        self._progress.update(self._tasks[stage], completed=fraction)
+
+
+@contextmanager
+def _stages(console: Console) -> Iterator[_Stages]:
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        yield _Stages(progress)
+
+
+def _print_result(directory: Path, notes: Sequence[str], repository: Path) -> None:
+    click.echo(f"wrote {directory}")
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            name = path.relative_to(directory).as_posix()
+            click.echo(f"  {name:<24} {_size(path.stat().st_size):>9}")
+    for note in notes:
+        click.echo(f"note: {note}")
+    click.echo(f"serve it: blink-server serve --model-repository {shlex.quote(str(repository))}")
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
