@@ -171,7 +171,7 @@ class RingSession:
 
     def _take_place(self, prepared: PreparedRequest) -> Place:
         if self._waiting >= self._longest_queue:
-            raise Overloaded(f"{self._waiting} requests wait in this worker's queue already")
+            raise Overloaded(f"this worker's queue is full: {self._waiting} waiting")
         return self._space.take(
             prompt_words=len(prepared.prompt),
             output_words=prepared.output_words,

@@ -9,6 +9,7 @@ import pytest
 
 from blink_persistent import _native
 from blink_persistent.frontend.session import RingSession
+from blink_persistent.frontend.stream import RingStream
 from blink_persistent.ring import Reason, SlotState
 from blink_persistent.testing.scripted_shape import ScriptedShape
 from blink_persistent.testing.threaded_ring import ThreadedRing
@@ -27,12 +28,16 @@ def request(prompt: list[int], max_tokens: int = 20, **fields: Any) -> GenerateR
     return GenerateRequest(prompt_ids=prompt, max_tokens=max_tokens, **fields)
 
 
+async def events_of(stream: RingStream) -> list[TokenEvent]:
+    """Everything a stream yields, which must end."""
+    async with asyncio.timeout(20):
+        return [event async for event in stream]
+
+
 async def generate(session: RingSession, asked: GenerateRequest) -> tuple[list[int], TokenEvent]:
     """All tokens of a request, and its last event."""
-    tokens: list[int] = []
-    async for event in await session.submit(asked):
-        tokens += event.token_ids
-    return tokens, event
+    events = await events_of(await session.submit(asked))
+    return [token for event in events for token in event.token_ids], events[-1]
 
 
 def continuation(ring: ThreadedRing, asked: GenerateRequest) -> list[int]:
@@ -152,7 +157,7 @@ async def test_cancel_ends_a_request_early(start_ring: Any, open_session: Any) -
     running.cancel()
     running.cancel()
     ring.open_gate.set()
-    events = [event async for event in running]
+    events = await events_of(running)
     tokens = [token for event in events for token in event.token_ids]
     assert events[-1].reason is FinishReason.CANCELLED
     assert tokens == continuation(ring, asked)[: len(tokens)]
@@ -224,7 +229,7 @@ async def test_a_full_arena_refuses_and_recovers(start_ring: Any, open_session: 
         await session.submit(request([9], max_tokens=90, sampling=SamplingParams(logprobs=20)))
     ring.start_scheduler()
     for stream in streams:
-        assert [event async for event in stream][-1].reason is FinishReason.LENGTH
+        assert (await events_of(stream))[-1].reason is FinishReason.LENGTH
     await until_idle(session)
     assert (await generate(session, asked))[0] == continuation(ring, asked)
 
@@ -234,12 +239,28 @@ async def test_the_queue_has_an_end(start_ring: Any, open_session: Any) -> None:
     session = open_session(ring, max_queue=5)
     asked = request([9, 10], max_tokens=2)
     streams = [await session.submit(asked) for _ in range(3)]  # half of 5, rounded up
-    with pytest.raises(Overloaded, match="3 requests wait"):
+    with pytest.raises(Overloaded, match="queue is full: 3"):
         await session.submit(asked)
     ring.start_scheduler()
     for stream in streams:
-        assert [event async for event in stream][-1].reason is FinishReason.LENGTH
+        assert (await events_of(stream))[-1].reason is FinishReason.LENGTH
     assert (await generate(session, asked))[1].reason is FinishReason.LENGTH
+
+
+async def test_a_request_that_has_its_row_waits_no_more(start_ring: Any, open_session: Any) -> None:
+    ring = start_ring()
+    ring.open_gate.clear()
+    session = open_session(ring, max_queue=1)
+    asked = request([9, 10], max_tokens=2)
+    streams = [await session.submit(asked)]
+    while ring.harness.status(0).state is not SlotState.PREFILL_PROCESSING:
+        os.sched_yield()  # no bell is rung for this
+    streams.append(await session.submit(asked))
+    with pytest.raises(Overloaded, match="queue is full: 1"):
+        await session.submit(asked)
+    ring.open_gate.set()
+    for stream in streams:
+        assert (await events_of(stream))[-1].reason is FinishReason.LENGTH
 
 
 async def test_a_closing_ring_runs_nothing_more(start_ring: Any, open_session: Any) -> None:
@@ -248,7 +269,7 @@ async def test_a_closing_ring_runs_nothing_more(start_ring: Any, open_session: A
     late = await session.submit(request([9, 10]))
     ring.harness.scheduler.close()
     ring.start_scheduler()
-    events = [event async for event in late]
+    events = await events_of(late)
     assert [(event.token_ids, event.reason) for event in events] == [([], FinishReason.CLOSED)]
     with pytest.raises(Unavailable, match="closing"):
         await session.submit(request([9, 10]))
@@ -344,7 +365,7 @@ async def test_close_cancels_and_gives_slots_back(start_ring: Any, open_session:
     await asyncio.gather(closing, session.close())
     assert session.in_flight == 0
     for stream in streams:
-        assert [event async for event in stream][-1].reason is FinishReason.CANCELLED
+        assert (await events_of(stream))[-1].reason is FinishReason.CANCELLED
     open_session(ring)  # every slot is {submit, EMPTY} again
 
 
