@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,24 +114,21 @@ def wait_until_ready(demo: Demo, server: subprocess.Popen[bytes]) -> float:
     while time.monotonic() - started < _START_SECONDS:
         if server.poll() is not None:
             _fail_with_log(demo, "the server ended")
-        settled = b"Blink server on " in demo.log.read_bytes()
-        reason = _why_not_ready(demo)
-        if reason is None:
+        if _is_ready(demo):
             return time.monotonic() - started
-        if settled and "UNAVAILABLE" in reason:
-            _fail_with_log(demo, f"the server is up without the model: {reason}")
+        log = demo.log.read_text(errors="replace")
+        if re.search(rf"^  {re.escape(demo.name)}:\d+ +UNAVAILABLE", log, re.MULTILINE):
+            _fail_with_log(demo, "the server is up without the model")
         time.sleep(_LOOK_SECONDS)
     _fail_with_log(demo, f"the model is not ready after {_START_SECONDS:.0f} s")
 
 
-def _why_not_ready(demo: Demo) -> str | None:
+def _is_ready(demo: Demo) -> bool:
     try:
         with urllib.request.urlopen(f"{demo.url}/health/ready?model={demo.name}", timeout=5):
-            return None
-    except urllib.error.HTTPError as refused:
-        return refused.read().decode(errors="replace")
-    except OSError as error:
-        return str(error)
+            return True
+    except OSError:  # not listening yet, or 503
+        return False
 
 
 def _fail_with_log(demo: Demo, what: str) -> NoReturn:
