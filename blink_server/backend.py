@@ -18,7 +18,7 @@ from blink_server.errors import Problem
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. `STOP` and `LENGTH` are OpenAI's; the rest never reach a client as such."""
+    """Why a request ended. `STOP` and `LENGTH` are OpenAI's; the rest never reach a client."""
 
     STOP = "stop"  # an end-of-sequence id or a stop token id was generated
     LENGTH = "length"  # max_tokens or the context length was reached
@@ -85,7 +85,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class RequestTiming:
-    """Time stamps of one request, in nanoseconds of CLOCK_MONOTONIC, by the scheduler; 0 = never."""
+    """The scheduler's time stamps of one request: nanoseconds of CLOCK_MONOTONIC, 0 = never."""
 
     claimed_ns: int
     prefill_ns: int  # its first prefill was launched
@@ -132,6 +132,22 @@ class SessionLimits:
     max_logprobs: int = 20
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStats:
+    """What a version's scheduler says of itself now; counters count from its start."""
+
+    rows: int  # requests that one decode step can serve
+    rows_used: int
+    waiting: int  # claimed requests without a row
+    kv_usage: float  # share of the KV memory in use, 0 to 1
+    steps: int
+    decode_launches: int
+    prefill_launches: int
+    tail_launches: int
+    launch_retries: int
+    preemptions: int
+
+
 class Session(Protocol):
     """A worker's connection to one loaded version. All calls on the worker's event loop."""
 
@@ -148,6 +164,10 @@ class Session(Protocol):
     @property
     def in_flight(self) -> int:
         """Requests submitted whose slot has not been given back."""
+        ...
+
+    def stats(self) -> SchedulerStats | None:
+        """For metrics; None where the backend has no scheduler of its own."""
         ...
 
     def on_closed(self, callback: Callable[[str], None]) -> None:

@@ -77,6 +77,8 @@ class Runner:
             "vocabulary_size": shape.vocabulary_size,
             "eos_token_ids": list(shape.eos_token_ids),
             "max_queue": limits["max_queue"],
+            "max_rows": shape.grid.max_rows,
+            "kv_blocks": shape.block_count - 1 if shape.rows_movable else shape.grid.max_rows,
         }
 
     def serve(self, socket_path: Path) -> None:

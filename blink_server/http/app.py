@@ -70,5 +70,5 @@ def create_app(
     app.add_route("/health/ready", health)
     app.add_route("/health/live", health, suffix="live")
     app.add_route("/version", VersionResource())
-    app.add_route("/metrics", MetricsResource(metrics))
+    app.add_route("/metrics", MetricsResource(metrics, directory))
     return app

@@ -12,6 +12,7 @@ import falcon.asgi
 from blink_server.errors import Unavailable
 from blink_server.http.metrics import CONTENT_TYPE, Metrics
 from blink_server.http.models import ModelDirectory, ModelEntry, ServerState, why_not_ready
+from blink_server.http.scheduler_metrics import render as render_schedulers
 from blink_server.repository.harness import State
 
 
@@ -118,10 +119,11 @@ class VersionResource:
 class MetricsResource:
     """GET /metrics, for Prometheus."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, directory: ModelDirectory) -> None:
         self._metrics = metrics
+        self._directory = directory
 
     async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
-        """The values of all workers together."""
+        """The values of all workers together, and the schedulers'."""
         resp.content_type = CONTENT_TYPE
-        resp.data = self._metrics.render()
+        resp.data = self._metrics.render() + render_schedulers(self._directory)

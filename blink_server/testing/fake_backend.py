@@ -19,6 +19,7 @@ from blink_server.backend import (
     GenerateRequest,
     ModelVersion,
     RequestTiming,
+    SchedulerStats,
     Session,
     SessionLimits,
     TokenEvent,
@@ -187,6 +188,10 @@ class FakeSession:
     def in_flight(self) -> int:
         """See `Session.in_flight`."""
         return self._in_flight
+
+    def stats(self) -> SchedulerStats | None:
+        """There is no scheduler."""
+        return None
 
     def on_closed(self, callback: Callable[[str], None]) -> None:
         """See `Session.on_closed`."""

@@ -18,6 +18,7 @@ from blink_server.backend import (
     GenerateRequest,
     ModelVersion,
     RequestTiming,
+    SchedulerStats,
     Session,
     SessionLimits,
     TokenEvent,
@@ -150,6 +151,10 @@ class FakeRunnerSession:
     def in_flight(self) -> int:
         """Requests that have not ended."""
         return len(self._streams)
+
+    def stats(self) -> SchedulerStats | None:
+        """There is no scheduler."""
+        return None
 
     def on_closed(self, callback: Callable[[str], None]) -> None:
         """Call back once with the reason, at once if the runner is gone already."""

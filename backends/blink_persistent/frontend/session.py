@@ -16,12 +16,13 @@ from functools import partial
 
 from blink_persistent import _native
 from blink_persistent.frontend.ending import ending
+from blink_persistent.frontend.grant import Grant, scheduler_stats
 from blink_persistent.frontend.record import PreparedRequest, prepare
 from blink_persistent.frontend.ring_range import RingRange
 from blink_persistent.frontend.space import Place, Space
 from blink_persistent.frontend.stream import RingStream
 from blink_persistent.ring import Reason, Ring, SlotState
-from blink_server.backend import GenerateRequest, SessionLimits
+from blink_server.backend import GenerateRequest, SchedulerStats
 from blink_server.errors import EngineFailure, Overloaded, Unavailable
 
 _SAFETY_POLL_SECONDS = 0.1  # in case a ring of the bell was lost
@@ -30,15 +31,6 @@ _CLOSE_SECONDS = 2.0
 # Plain integers: compared for every changed slot of every step.
 _EMPTY, _PENDING = int(SlotState.EMPTY), int(SlotState.PREFILL_PENDING)
 _COMPLETED = int(SlotState.DECODE_COMPLETED)
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """What a runner grants a frontend: a range, and what holds for the whole version."""
-
-    range: int
-    limits: SessionLimits
-    max_queue: int  # requests of all ranges that may wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +63,8 @@ class RingSession:
         have to wait are refused. Raises `Unavailable` where the range is not empty.
         """
         self.limits = grant.limits
+        self._ring: Ring | None = ring
+        self._grant = grant
         self._range = RingRange(ring, grant.range)
         self._space = Space(
             slots=self._range.slot_count,
@@ -124,6 +118,10 @@ class RingSession:
         """Requests submitted whose slot has not been given back."""
         return len(self._flights)
 
+    def stats(self) -> SchedulerStats | None:
+        """The ring header's counters; None once the ring is let go."""
+        return None if self._ring is None else scheduler_stats(self._ring, self._grant)
+
     def on_closed(self, callback: Callable[[str], None]) -> None:
         """Call `callback(reason)` once when the other side is gone, at once if it is gone now."""
         if self._lost_reason:
@@ -166,6 +164,7 @@ class RingSession:
             self._stop_watching()
             self._fail_all(self._refusal)
             self._range.drop()
+            self._ring = None
             self._detach()
             self._closed.set_result(None)
 

@@ -2,7 +2,8 @@
 
     worker -> runner  {"type": "attach", "layout_hash": "<16 hex digits>", "pid": n}
     runner -> worker  {"type": "attached", "range": i, "epoch": e, "bytes": n, "context_length": n,
-                       "vocabulary_size": n, "eos_token_ids": [...], "max_queue": n}
+                       "vocabulary_size": n, "eos_token_ids": [...], "max_queue": n,
+                       "max_rows": n, "kv_blocks": n}
                       with the descriptors [ring memory, scheduler's bell, this range's bell],
                       or {"type": "refused", "reason": "..."}
 
@@ -22,7 +23,8 @@ import socket
 from typing import Any
 
 from blink_persistent import _native
-from blink_persistent.frontend.session import Bells, Grant, RingSession
+from blink_persistent.frontend.grant import Grant
+from blink_persistent.frontend.session import Bells, RingSession
 from blink_persistent.ring import LAYOUT_HASH, Ring
 from blink_server.backend import Endpoint, ModelVersion, SessionLimits
 from blink_server.errors import Unavailable
@@ -121,6 +123,8 @@ def _attach(
                 max_logprobs=_native.MAX_TOP_LOGPROBS,
             ),
             max_queue=answer["max_queue"],
+            max_rows=answer["max_rows"],
+            kv_blocks=answer["kv_blocks"],
         )
         memory = mmap.mmap(memory_fd, answer["bytes"])
         held.callback(_unmap, memory)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from blink_persistent.frontend.session import Bells, Grant, RingSession
+from blink_persistent.frontend.grant import Grant
+from blink_persistent.frontend.session import Bells, RingSession
 from blink_persistent.testing.scripted_shape import ScriptedShape
 from blink_persistent.testing.threaded_ring import ThreadedRing
 from blink_server.backend import SessionLimits
@@ -44,7 +45,10 @@ async def open_session(start_ring: Any) -> AsyncIterator[OpenSession]:
         )
         bells = Bells(harness.doorbell, harness.bells[range] if bell is None else bell)
         session = RingSession(
-            harness.ring, Grant(range, limits, max_queue), bells, detach=lambda: None
+            harness.ring,
+            Grant(range, limits, max_queue, max_rows=8, kv_blocks=1024),
+            bells,
+            detach=lambda: None,
         )
         sessions.append(session)
         return session

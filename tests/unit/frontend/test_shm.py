@@ -29,6 +29,8 @@ LIMITS = {
     "vocabulary_size": SHAPE.vocabulary_size,
     "eos_token_ids": [SHAPE.eos_token_id],
     "max_queue": 100,
+    "max_rows": 8,
+    "kv_blocks": 8,
 }
 
 
