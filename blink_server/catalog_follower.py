@@ -17,7 +17,7 @@ from typing import Any
 
 from blink_server.backend import Backend, ModelVersion, Session
 from blink_server.errors import BlinkError, Unavailable
-from blink_server.hookspecs import TokenizerLoader
+from blink_server.hookspecs import Factory, TokenizerLoader
 from blink_server.http.models import (
     ModelDirectory,
     ModelEntry,
@@ -70,11 +70,13 @@ class CatalogFollower:
         directory: ModelDirectory,
         backends: Mapping[str, Backend],
         tokenizers: Mapping[str, TokenizerLoader],
+        tool_parsers: Mapping[str, Factory],
     ) -> None:
         self._control_socket = control_socket
         self._directory = directory
         self._backends = backends
         self._tokenizers = tokenizers
+        self._tool_parsers = tool_parsers
         self._update: CatalogUpdate | None = None
         self._updated = asyncio.Event()
         self._links: dict[EndpointKey, _Link] = {}
@@ -194,7 +196,9 @@ class CatalogFollower:
         if backend is None:
             raise Unavailable(f"no plugin of this worker brings the backend {entry.backend!r}")
         if link.text is None:
-            link.text = await asyncio.to_thread(load_text_parts, version, self._tokenizers)
+            link.text = await asyncio.to_thread(
+                load_text_parts, version, self._tokenizers, self._tool_parsers
+            )
         assert entry.endpoint is not None
         session = await backend.connect(version, entry.endpoint)
         link.lost.clear()

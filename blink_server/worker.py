@@ -54,7 +54,11 @@ def application() -> App:
     directory = ModelDirectory()
     app = create_app(directory, _settings())
     follower = CatalogFollower(
-        Path(os.environ[CONTROL_SOCKET_VARIABLE]), directory, plugins.backends, plugins.tokenizers
+        Path(os.environ[CONTROL_SOCKET_VARIABLE]),
+        directory,
+        plugins.backends,
+        plugins.tokenizers,
+        plugins.tool_parsers,
     )
     app.add_middleware(FollowCatalog(follower))
     return app

@@ -112,7 +112,11 @@ class Worker:
         self.backend = Backend()
         self.directory = WatchedDirectory()
         self.follower = CatalogFollower(
-            self.socket, self.directory, {"fake": self.backend}, {"huggingface": load_huggingface}
+            self.socket,
+            self.directory,
+            {"fake": self.backend},
+            {"huggingface": load_huggingface},
+            {},
         )
         version = write_fake_version(path / "repository")
         self.ready = CatalogEntry(
