@@ -94,7 +94,7 @@ def test_the_window_is_renewed_over_thousands_of_steps() -> None:
         harness.scheduler.park()
         field = harness.ring.field
         launches = field("decode_launches") + field("prefill_launches")
-        assert launches == field("steps") > 7600
+        assert launches == field("steps") == 4 * 1900
         assert field("tail_launches") >= (launches - 1) // _native.LAUNCH_WINDOW
         assert harness.scheduler.error() is None
 

@@ -33,6 +33,7 @@ STEP_MOMENTS = [
     Moment.LAUNCHED,
 ]
 PROFILE_CAPACITY = 1 << 17
+PROFILE_TIME_BITS = 56  # of a moment's nanoseconds, as the profile keeps them
 
 
 def shape_of(rows: int, steps: int) -> ScriptedShape:
@@ -98,7 +99,7 @@ def summarize(times: npt.NDArray[Any], profile: npt.NDArray[np.int64]) -> dict[s
         "resolution_ns": int(np.gcd.reduce(np.diff(np.sort(times.ravel())))),
     }
     if len(profile):
-        found["parts_us"] = parts(times, profile)
+        found["parts_us"] = parts(times & (1 << PROFILE_TIME_BITS) - 1, profile)
     return found
 
 

@@ -17,9 +17,9 @@
 namespace blink {
 
 struct Block {
-    explicit Block(uint32_t lanes) : barrier(lanes), values(lanes), lanes(lanes) {}
+    explicit Block(uint32_t lanes) : barrier(lanes), values{std::vector<uint32_t>(lanes), std::vector<uint32_t>(lanes)}, lanes(lanes) {}
     std::barrier<> barrier;
-    std::vector<uint32_t> values;
+    std::vector<uint32_t> values[2];
     uint32_t lanes;
     std::optional<uint32_t> launched;
     uint64_t clock = 0;
@@ -42,6 +42,7 @@ class LanePort {
     static void store_release(T* word, T value) { HostPort::store_release(word, value); }
     template <class T>
     static void store(T* word, T value) { HostPort::store(word, value); }
+    static void release() {}
     LaunchResult launch(uint32_t graph) {
         block_.launched = graph;
         return LaunchResult::kLaunched;
@@ -52,16 +53,18 @@ class LanePort {
     static void stamp(Moment) {}
 
   private:
+    // With one barrier, as on the GPU: what follows may not rely on a second.
     uint32_t fold(uint32_t value, uint32_t until) {
-        block_.values[lane_] = value;
+        std::vector<uint32_t>& values = block_.values[parity_ ^= 1];
+        values[lane_] = value;
         sync();
         uint32_t total = 0;
-        for (uint32_t lane = 0; lane < until; ++lane) total += block_.values[lane];
-        sync();
+        for (uint32_t lane = 0; lane < until; ++lane) total += values[lane];
         return total;
     }
     Block& block_;
     uint32_t lane_;
+    uint32_t parity_ = 0;
 };
 
 constexpr uint32_t kSlots = 256, kArena = 96, kContext = 80, kVocabulary = 500;

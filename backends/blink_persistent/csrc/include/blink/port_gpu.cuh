@@ -27,6 +27,7 @@ class GpuPort {
 
     struct Shared {
         uint32_t warp_sums[kWarps];
+        uint32_t sums[2][kWarps];
     };
 
     __device__ GpuPort(Shared& shared, const cudaGraphExec_t* graphs, Profile* profile)
@@ -37,11 +38,14 @@ class GpuPort {
     __device__ static void sync() { __syncthreads(); }
     __device__ static bool any(bool value) { return __syncthreads_or(value) != 0; }
 
+    // The sums of two successive calls lie apart, so that one barrier is enough.
     __device__ uint32_t sum(uint32_t value) {
-        const uint32_t inclusive = block_scan(value);
-        (void)inclusive;
-        const uint32_t total = shared_.warp_sums[kWarps - 1];
+        uint32_t* sums = shared_.sums[parity_ ^= 1];
+        const uint32_t in_warp = __reduce_add_sync(0xffffffffu, value);
+        if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = in_warp;
         __syncthreads();
+        uint32_t total = 0;
+        for (uint32_t warp = 0; warp < kWarps; ++warp) total += sums[warp];
         return total;
     }
 
@@ -92,10 +96,10 @@ class GpuPort {
         *const_cast<volatile T*>(word) = value;
     }
 
-    // The inputs were written by all lanes; the barrier before this call and the fence make them
-    // visible to the kernels of the graph.
+    // One lane, after a barrier.
+    __device__ static void release() { __threadfence(); }
+
     __device__ LaunchResult launch(uint32_t graph) {
-        __threadfence();
         const cudaError_t error = cudaGraphLaunch(graphs_[graph], cudaStreamGraphFireAndForget);
         if (error == cudaSuccess) return LaunchResult::kLaunched;
         error_ = static_cast<uint32_t>(error);
@@ -149,6 +153,7 @@ class GpuPort {
     const cudaGraphExec_t* graphs_;
     Profile* profile_;
     uint32_t error_ = 0;
+    uint32_t parity_ = 0;
 };
 
 }  // namespace blink

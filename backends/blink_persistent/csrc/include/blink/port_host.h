@@ -107,6 +107,8 @@ class HostPort {
         std::atomic_ref(*word).store(value, std::memory_order_relaxed);
     }
 
+    static void release() {}  // the mailbox's lock releases
+
     LaunchResult launch(uint32_t graph) {
         mailbox_.put(graph);
         return LaunchResult::kLaunched;

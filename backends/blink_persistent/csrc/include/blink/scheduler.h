@@ -9,6 +9,7 @@
 //   acquire()                        orders reads of what the loaded words announce after them
 //   load_acquire(p)                  a completion counter
 //   store_release(p, v), store(p, v) a status word that announces data; a plain word others read
+//   release()                        what all lanes wrote is there for the graph launched next
 //   launch(graph)                    LaunchResult; fire-and-forget
 //   now_ns(), notify(range)          monotonic clock; tell a range's owner that there is news
 //   scan_share(slots)                how many slots to read between two polls of a running graph
@@ -136,7 +137,7 @@ class Scheduler {
     BLINK_DEV Outcome relaunch();
     BLINK_DEV bool has_landed();
     BLINK_DEV void land();
-    BLINK_DEV void deliver(uint32_t slot, uint32_t index);
+    BLINK_DEV void deliver(uint32_t slot, uint32_t index, int32_t token);
     BLINK_DEV Reason end_of(const Request& r, int32_t token, uint32_t range) const;
 
     // ---- publishing ----
@@ -144,8 +145,25 @@ class Scheduler {
     BLINK_DEV void publish(uint32_t slot, SlotState state, Reason reason = Reason::kNone) {
         Request& r = request(slot);
         r.state = state;
+        r.fresh = false;
         const uint32_t generated = state == SlotState::kEmpty ? 0 : r.generated;
         port.store_release(&ring.status[slot].word, pack_status(generated, state, reason, r.ticket));
+    }
+
+    // Shows a request on a row anew, once the next graph is launched: a release costs a microsecond.
+    BLINK_DEV void publish_later(Request& r, SlotState state) {
+        r.state = state;
+        r.fresh = true;
+    }
+
+    BLINK_DEV void publish_fresh() {
+        for (uint32_t row = port.lane(); row < s.row_limit; row += port.lanes()) {
+            const uint32_t slot = s.row_slots[row];
+            if (slot == kNoSlot || !request(slot).fresh) continue;
+            publish(slot, request(slot).state);
+            port.store(&s.dirty[ring.range_of(slot)], true);
+        }
+        port.sync();
     }
 
     BLINK_DEV void complete(uint32_t slot, Reason reason) {
@@ -167,6 +185,7 @@ class Scheduler {
     }
 
     BLINK_DEV Outcome finish_pass(Outcome outcome) {
+        if (outcome != Outcome::kBusy) publish_fresh();
         if (leader()) {
             port.store(&ring.header->heartbeat_ns, port.now_ns());
             if (outcome != Outcome::kBusy || s.event_count > 0) publish_header();

@@ -9,8 +9,12 @@ namespace blink {
 template <class Port>
 BLINK_DEV void Scheduler<Port>::retire() {
     bool ended = false;
-    for (uint32_t row = port.lane(); row < s.row_limit; row += port.lanes())
-        ended |= s.row_slots[row] != kNoSlot && request(s.row_slots[row]).ending != Reason::kNone;
+    for (uint32_t row = port.lane(); row < s.row_limit; row += port.lanes()) {
+        const uint32_t slot = s.row_slots[row];
+        if (slot == kNoSlot || request(slot).ending == Reason::kNone) continue;
+        complete(slot, request(slot).ending);
+        ended = true;
+    }
     if (!port.any(ended)) return;
     if (leader()) {
         s.retiring_count = 0;
@@ -18,7 +22,6 @@ BLINK_DEV void Scheduler<Port>::retire() {
             const uint32_t slot = s.row_slots[row];
             if (slot == kNoSlot || request(slot).ending == Reason::kNone) continue;
             count_end(slot, request(slot).ending);
-            complete(slot, request(slot).ending);
             free_row(slot);
         }
     }

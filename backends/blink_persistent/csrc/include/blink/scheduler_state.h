@@ -32,6 +32,7 @@ struct Request {
     Reason ending;      // set: to be completed at the next step boundary
     bool waiting;       // in a waiting queue
     bool decoding;      // its whole prompt is computed: part of decode steps
+    bool fresh;         // on a row, with a state or tokens that are shown after the next launch
 
     BLINK_HD uint32_t length() const { return record.prompt_length + generated; }
 };

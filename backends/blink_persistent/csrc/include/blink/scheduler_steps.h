@@ -11,14 +11,14 @@ BLINK_HD inline uint32_t blocks_for(const Request& r, const EngineTables& engine
 }
 
 // May a prefill start? Conditions (i) and (ii) of the paper: one waits, and a row and the blocks
-// it needs are free. Each decoding row keeps a claim to one more block, so that an admission does
+// it needs are free. Each row in use keeps a claim to one more block, so that an admission does
 // not cause a preemption at once.
 template <class Port>
 BLINK_DEV bool Scheduler<Port>::prefill_waits() const {
     if (s.partial != kNoSlot) return true;
     const uint32_t slot = first_waiting();
     if (slot == kNoSlot || s.rows_used == engine.max_rows) return false;
-    return engine.rows_movable == 0 || blocks_for(request(slot), engine) + s.decoding_count <= s.free_count;
+    return engine.rows_movable == 0 || blocks_for(request(slot), engine) + s.rows_used <= s.free_count;
 }
 
 // Packs sequences, oldest first, until tokens, sequences, rows or blocks run out. At most one
@@ -57,7 +57,7 @@ BLINK_DEV bool Scheduler<Port>::admit(uint32_t slot) {
     trace(TraceKind::kAdmit, slot, row);
     if (r.generated == 0) {
         port.store(&ring.timings[slot].prefill_ns, port.now_ns());
-        publish(slot, SlotState::kPrefillProcessing);
+        publish_later(r, SlotState::kPrefillProcessing);
     }
     const bool whole = plan_sequence(slot);
     PrefillEntry& entry = s.plan[s.plan_count - 1];
@@ -86,7 +86,7 @@ BLINK_DEV Outcome Scheduler<Port>::launch_prefill() {
     port.stamp(Moment::kDecided);
     for (uint32_t row = port.lane(); row < s.row_limit; row += port.lanes()) {
         const uint32_t slot = s.row_slots[row];
-        if (slot != kNoSlot && request(slot).decoding) publish(slot, SlotState::kDecodePaused);
+        if (slot != kNoSlot && request(slot).decoding) publish_later(request(slot), SlotState::kDecodePaused);
     }
     const uint32_t columns = (engine.max_prefill_tokens + engine.token_granularity - 1) / engine.token_granularity;
     const uint32_t column = (s.plan_tokens - 1) / engine.token_granularity;
@@ -198,6 +198,7 @@ BLINK_DEV Outcome Scheduler<Port>::launch(Phase phase, uint32_t graph, uint32_t 
     if (leader()) {
         const bool prefill = phase == Phase::kPrefill;
         s.launches[static_cast<uint32_t>(phase)] += 1;
+        port.release();
         port.stamp(Moment::kFilled);
         LaunchResult result = port.launch(graph);
         for (uint32_t tries = 1; result == LaunchResult::kRetry && tries < kMaxLaunchRetries; ++tries) {
@@ -251,6 +252,7 @@ BLINK_DEV void Scheduler<Port>::land() {
     uint32_t delivered = 0, joined = 0;
     for (uint32_t i = port.lane(); i < sequences; i += port.lanes()) {
         const uint32_t slot = phase == Phase::kPrefill ? s.plan[i].slot : s.row_slots[i];
+        const int32_t token = step.output_tokens[i];
         if (slot == kNoSlot) continue;
         Request& r = request(slot);
         if (phase == Phase::kDecode && !r.decoding) continue;
@@ -263,7 +265,7 @@ BLINK_DEV void Scheduler<Port>::land() {
             fill_sampling(buffers(Phase::kDecode).sampling[r.row], slot);
         }
         if (r.ending == Reason::kNone) {
-            deliver(slot, i);
+            deliver(slot, i, token);
             delivered += r.ending != Reason::kBadToken;
         }
     }
@@ -292,11 +294,10 @@ BLINK_DEV void Scheduler<Port>::land() {
 
 // Hands one sampled token to its request. One lane, its own request.
 template <class Port>
-BLINK_DEV void Scheduler<Port>::deliver(uint32_t slot, uint32_t index) {
+BLINK_DEV void Scheduler<Port>::deliver(uint32_t slot, uint32_t index, int32_t token) {
     const PhaseBuffers& step = buffers(s.flight.phase);
     Request& r = request(slot);
     const uint32_t range = ring.range_of(slot);
-    const int32_t token = step.output_tokens[index];
     if (token < 0 || static_cast<uint32_t>(token) >= engine.vocabulary_size) {
         r.ending = Reason::kBadToken;
         return;
@@ -316,8 +317,7 @@ BLINK_DEV void Scheduler<Port>::deliver(uint32_t slot, uint32_t index) {
     r.generated += 1;
     if (r.generated == 1) port.store(&ring.timings[slot].first_token_ns, port.now_ns());
     r.ending = end_of(r, token, range);
-    if (r.ending == Reason::kNone) publish(slot, SlotState::kDecodeProcessing);
-    port.store(&s.dirty[range], true);
+    publish_later(r, SlotState::kDecodeProcessing);
 }
 
 // Why the request ends with this token, or kNone.
