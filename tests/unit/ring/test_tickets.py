@@ -59,9 +59,10 @@ def test_tickets_go_on_through_the_wrap(harness: ScriptedHarness) -> None:
 def test_what_is_not_newer_is_not_claimed(harness: ScriptedHarness, stale: int) -> None:
     assert serve(harness, 7)
     before = harness.ring.atomic.status(0)
+    harness.submit(1, 1, REQUEST)  # so that a scan looks closely
     assert not serve(harness, stale)
     assert harness.ring.atomic.status(0) == before
-    assert harness.counters("claims", "completions") == [1, 1]
+    assert harness.counters("claims", "completions") == [2, 2]
     assert serve(harness, 8)
 
 

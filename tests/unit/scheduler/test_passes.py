@@ -163,6 +163,30 @@ def test_preempted_requests_answer_as_if_undisturbed(priorities: tuple[int, ...]
         assert harness.counters("preemptions") == [len(preempted)]
 
 
+def test_an_admission_leaves_a_block_to_each_row_that_decodes() -> None:
+    """Else the newcomer would be preempted at the next step, its prefill in vain."""
+    shape = ScriptedShape(block_size=4, block_count=6)
+    with ScriptedHarness(shape) as harness:
+        for slot, prompt in enumerate(((5,) * 8, (6,) * 12)):  # 2 blocks, then 3 of 5
+            harness.submit(slot, 1, ScriptedRequest(prompt, max_tokens=4))
+        harness.settle()
+        assert harness.counters("preemptions", "prefill_launches") == [0, 2]
+
+
+def test_a_cancel_reaches_a_waiting_request_at_once() -> None:
+    with ScriptedHarness(ScriptedShape(max_rows=1)) as harness:
+        for slot in (0, 1, 2):
+            harness.submit(slot, 1, ScriptedRequest((5, 6, 7), max_tokens=4))
+        harness.run_pass()
+        harness.ring.atomic.cancel(1, 1)
+        harness.run_pass()
+        status = harness.accepted(1, 1)
+        assert status is not None
+        assert (status.state, status.reason) == (SlotState.DECODE_COMPLETED, Reason.CANCELLED)
+        harness.settle()
+        assert [event.a for event in harness.trace() if event.kind == TraceKind.ADMIT] == [0, 2]
+
+
 def test_rows_that_cannot_move_stay(harness: ScriptedHarness) -> None:
     shape = ScriptedShape(rows_movable=False, max_rows=3)
     with ScriptedHarness(shape) as harness:
