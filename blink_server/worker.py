@@ -11,6 +11,7 @@ from typing import Any
 
 from blink_server.api_keys import read_api_keys
 from blink_server.catalog_follower import CatalogFollower
+from blink_server.endpoint_link import Offers
 from blink_server.gunicorn_settings import (
     API_KEY_FILE_VARIABLE,
     CONTROL_SOCKET_VARIABLE,
@@ -56,9 +57,7 @@ def application() -> App:
     follower = CatalogFollower(
         Path(os.environ[CONTROL_SOCKET_VARIABLE]),
         directory,
-        plugins.backends,
-        plugins.tokenizers,
-        plugins.tool_parsers,
+        Offers(plugins.backends, plugins.tokenizers, plugins.tool_parsers),
     )
     app.add_middleware(FollowCatalog(follower))
     return app

@@ -14,6 +14,7 @@ from blink_server.builtin import load_huggingface
 from blink_server.catalog_follower import CatalogFollower
 from blink_server.config import load_model_config
 from blink_server.control_server import ControlServer, Peer
+from blink_server.endpoint_link import Offers
 from blink_server.errors import Unavailable
 from blink_server.http.models import ModelDirectory, ModelEntry
 from blink_server.messages import (
@@ -114,9 +115,7 @@ class Worker:
         self.follower = CatalogFollower(
             self.socket,
             self.directory,
-            {"fake": self.backend},
-            {"huggingface": load_huggingface},
-            {},
+            Offers({"fake": self.backend}, {"huggingface": load_huggingface}, {}),
         )
         version = write_fake_version(path / "repository")
         self.ready = CatalogEntry(
