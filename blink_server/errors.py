@@ -60,7 +60,7 @@ class UnknownModel(BlinkError):
 
 
 class Overloaded(BlinkError):
-    """The ring, its arenas or a queue are full, or the model is draining (HTTP 503, Retry-After)."""
+    """The ring, an arena or a queue is full, or the model is draining (HTTP 503, Retry-After)."""
 
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -72,4 +72,4 @@ class Unavailable(BlinkError):
 
 
 class EngineFailure(BlinkError):
-    """A request in flight could not be finished: its runner died or its engine failed (HTTP 500)."""
+    """A request in flight cannot be finished: its runner died or its engine failed (HTTP 500)."""
