@@ -23,9 +23,9 @@ using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 nb::dict layout_table() {
     nb::dict structs;
 #define BLINK_EXPORT_FIELD(type, name, offset, writer) fields.append(nb::make_tuple(#name, #type, offset, #writer));
-#define BLINK_EXPORT_STRUCT(name, each_field, bytes) \
-    {                                                \
-        nb::list fields;                             \
+#define BLINK_EXPORT_STRUCT(name, each_field, bytes)                                   \
+    {                                                                                  \
+        nb::list fields;                                                               \
         each_field(BLINK_EXPORT_FIELD) structs[#name] = nb::make_tuple(bytes, fields); \
     }
     BLINK_RING_STRUCTS(BLINK_EXPORT_STRUCT)
@@ -81,11 +81,11 @@ class Ring {
 
 // The caller owns the result.
 HostEngine* make_engine(const std::vector<std::tuple<uint32_t, uint32_t, uint32_t>>& graphs,
-                                        std::vector<uint16_t> decode_lookup, std::vector<uint16_t> prefill_lookup,
-                                        std::vector<int32_t> eos_token_ids, uint32_t max_rows, uint32_t max_sequences,
-                                        uint32_t max_prefill_tokens, uint32_t token_granularity, uint32_t context_length,
-                                        uint32_t vocabulary_size, uint32_t block_size, uint32_t block_count,
-                                        uint32_t max_blocks, bool rows_movable) {
+                        std::vector<uint16_t> decode_lookup, std::vector<uint16_t> prefill_lookup,
+                        std::vector<int32_t> eos_token_ids, uint32_t max_rows, uint32_t max_sequences,
+                        uint32_t max_prefill_tokens, uint32_t token_granularity, uint32_t context_length,
+                        uint32_t vocabulary_size, uint32_t block_size, uint32_t block_count, uint32_t max_blocks,
+                        bool rows_movable) {
     auto engine = std::make_unique<HostEngine>();
     for (const auto& [phase, sequences, tokens] : graphs)
         engine->graphs.push_back({static_cast<Phase>(phase), sequences, tokens});
@@ -134,7 +134,8 @@ class BoundSampler {
         : engine_(engine), sampler_(engine.tables.vocabulary_size, engine.eos_token_ids) {}
 
     // Samples the first `count` rows of a phase from logits, float32 [>= count, vocabulary_size].
-    void sample(uint32_t phase, uint32_t count, nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits) {
+    void sample(uint32_t phase, uint32_t count,
+                nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits) {
         if (logits.shape(1) != engine_.tables.vocabulary_size || logits.shape(0) < count)
             throw std::invalid_argument("logits must be float32 [rows, vocabulary_size]");
         const nb::gil_scoped_release release;
@@ -147,7 +148,8 @@ class BoundSampler {
         const std::vector<int32_t>& output, const std::vector<std::tuple<int32_t, float>>& bias,
         const std::vector<int32_t>& stop, uint64_t seed, float temperature, float top_p, int32_t top_k, float min_p,
         float repetition_penalty, float presence_penalty, float frequency_penalty, uint32_t logprobs, uint32_t flags) {
-        if (logits.shape(0) != engine_.tables.vocabulary_size) throw std::invalid_argument("logits must be [vocabulary_size]");
+        if (logits.shape(0) != engine_.tables.vocabulary_size)
+            throw std::invalid_argument("logits must be [vocabulary_size]");
         HostPhaseBuffers buffers(1, 1, 1);
         std::vector<int32_t> pairs;
         for (const auto& [id, value] : bias) {
@@ -191,7 +193,8 @@ std::vector<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>> drain_trace(Host
     SchedulerState& state = scheduler.state();
     std::vector<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>> events;
     for (uint32_t i = 0; i < state.trace_count; ++i)
-        events.emplace_back(static_cast<uint32_t>(state.trace[i].kind), state.trace[i].a, state.trace[i].b, state.trace[i].c);
+        events.emplace_back(static_cast<uint32_t>(state.trace[i].kind), state.trace[i].a, state.trace[i].b,
+                            state.trace[i].c);
     state.trace_count = 0;
     return events;
 }
@@ -232,8 +235,12 @@ NB_MODULE(_native, m) {
         .def(nb::init<uint32_t, uint32_t, uint64_t, uint64_t, uint64_t>(), "ranges"_a, "slots_per_range"_a,
              "prompt_words"_a, "output_words"_a, "aux_words"_a)
         .def_prop_ro("total_bytes", [](const RingShape& shape) { return describe_ring(shape, 0).total_bytes; });
-    m.def("create_ring", [](Bytes memory, const RingShape& shape, uint32_t epoch) { create_ring(memory.data(), memory.size(), shape, epoch); },
-          "memory"_a, "shape"_a, "epoch"_a, "Write an empty ring into zeroed memory.");
+    m.def(
+        "create_ring",
+        [](Bytes memory, const RingShape& shape, uint32_t epoch) {
+            create_ring(memory.data(), memory.size(), shape, epoch);
+        },
+        "memory"_a, "shape"_a, "epoch"_a, "Write an empty ring into zeroed memory.");
 
     nb::class_<Ring>(m, "Ring")
         .def(nb::init<Bytes>(), "memory"_a)
@@ -246,49 +253,74 @@ NB_MODULE(_native, m) {
         .def("read_statuses", &Ring::read_statuses, "first"_a, "out"_a);
 
     nb::class_<HostEngine>(m, "HostEngine")
-        .def("arrays", [](nb::handle self, uint32_t phase) { return phase_arrays(self, phase); }, "phase"_a,
-             nb::sig("def arrays(self, phase: int) -> dict[str, NDArray[numpy.int32]]"));
-    m.def("make_engine", &make_engine, nb::kw_only(), "graphs"_a, "decode_lookup"_a, "prefill_lookup"_a, "eos_token_ids"_a,
-          "max_rows"_a, "max_sequences"_a, "max_prefill_tokens"_a, "token_granularity"_a, "context_length"_a,
-          "vocabulary_size"_a, "block_size"_a, "block_count"_a, "max_blocks"_a, "rows_movable"_a, nb::rv_policy::take_ownership);
+        .def(
+            "arrays", [](nb::handle self, uint32_t phase) { return phase_arrays(self, phase); }, "phase"_a,
+            nb::sig("def arrays(self, phase: int) -> dict[str, NDArray[numpy.int32]]"));
+    m.def("make_engine", &make_engine, nb::kw_only(), "graphs"_a, "decode_lookup"_a, "prefill_lookup"_a,
+          "eos_token_ids"_a, "max_rows"_a, "max_sequences"_a, "max_prefill_tokens"_a, "token_granularity"_a,
+          "context_length"_a, "vocabulary_size"_a, "block_size"_a, "block_count"_a, "max_blocks"_a, "rows_movable"_a,
+          nb::rv_policy::take_ownership);
 
     nb::class_<BoundSampler>(m, "HostSampler")
         .def(nb::init<HostEngine&>(), "engine"_a, nb::keep_alive<1, 2>())
         .def("sample", &BoundSampler::sample, "phase"_a, "count"_a, "logits"_a)
-        .def("sample_one", &BoundSampler::sample_one, "logits"_a, nb::kw_only(), "prompt"_a, "output"_a, "bias"_a, "stop"_a,
-             "seed"_a, "temperature"_a, "top_p"_a, "top_k"_a, "min_p"_a, "repetition_penalty"_a, "presence_penalty"_a,
-             "frequency_penalty"_a, "logprobs"_a, "flags"_a);
+        .def("sample_one", &BoundSampler::sample_one, "logits"_a, nb::kw_only(), "prompt"_a, "output"_a, "bias"_a,
+             "stop"_a, "seed"_a, "temperature"_a, "top_p"_a, "top_k"_a, "min_p"_a, "repetition_penalty"_a,
+             "presence_penalty"_a, "frequency_penalty"_a, "logprobs"_a, "flags"_a);
 
     nb::class_<ScriptedRule>(m, "ScriptedRule")
         .def(nb::init<uint32_t, int32_t, uint32_t>(), "vocabulary_size"_a, "eos_token_id"_a, "eos_every"_a);
     m.def("scripted_continuation", &scripted_continuation, "rule"_a, "prompt"_a, "count"_a, "min_tokens"_a = 0,
           "The tokens that the scripted rule gives after a prompt, computed plainly; goes on past end-of-sequence.");
     nb::class_<ScriptedEngine>(m, "ScriptedEngine")
-        .def("__init__", [](ScriptedEngine* self, HostEngine& engine, const ScriptedRule& rule) { new (self) ScriptedEngine(engine.tables, rule); },
-             "engine"_a, "rule"_a, nb::keep_alive<1, 2>())
-        .def_prop_rw("step_microseconds", [](ScriptedEngine& e) { return e.step_time.count(); },
-                     [](ScriptedEngine& e, int64_t us) { e.step_time = std::chrono::microseconds(us); })
+        .def(
+            "__init__",
+            [](ScriptedEngine* self, HostEngine& engine, const ScriptedRule& rule) {
+                new (self) ScriptedEngine(engine.tables, rule);
+            },
+            "engine"_a, "rule"_a, nb::keep_alive<1, 2>())
+        .def_prop_rw(
+            "step_microseconds", [](ScriptedEngine& e) { return e.step_time.count(); },
+            [](ScriptedEngine& e, int64_t us) { e.step_time = std::chrono::microseconds(us); })
         .def_rw("poison_token", &ScriptedEngine::poison_token)
-        .def("step", [](ScriptedEngine& e, uint32_t phase, uint32_t sequences, uint32_t tokens) { e.step({static_cast<Phase>(phase), sequences, tokens}); },
-             "phase"_a, "sequences"_a, "tokens"_a, nb::call_guard<nb::gil_scoped_release>());
+        .def(
+            "step",
+            [](ScriptedEngine& e, uint32_t phase, uint32_t sequences, uint32_t tokens) {
+                e.step({static_cast<Phase>(phase), sequences, tokens});
+            },
+            "phase"_a, "sequences"_a, "tokens"_a, nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<HostScheduler>(m, "HostScheduler")
-        .def("__init__", [](HostScheduler* self, Ring& ring, HostEngine& engine, int doorbell, std::vector<int> notify, uint32_t trace_capacity) {
-            new (self) HostScheduler(ring.memory(), engine.tables, {doorbell, std::move(notify)}, trace_capacity);
-        }, "ring"_a, "engine"_a, "doorbell"_a, "notify"_a, "trace_capacity"_a = 0, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
-        .def("run_pass", [](HostScheduler& s) { return static_cast<uint32_t>(s.pass()); }, "One pass on this thread; the Outcome.")
+        .def(
+            "__init__",
+            [](HostScheduler* self, Ring& ring, HostEngine& engine, int doorbell, std::vector<int> notify,
+               uint32_t trace_capacity) {
+                new (self) HostScheduler(ring.memory(), engine.tables, {doorbell, std::move(notify)}, trace_capacity);
+            },
+            "ring"_a, "engine"_a, "doorbell"_a, "notify"_a, "trace_capacity"_a = 0, nb::keep_alive<1, 2>(),
+            nb::keep_alive<1, 3>())
+        .def(
+            "run_pass", [](HostScheduler& s) { return static_cast<uint32_t>(s.pass()); },
+            "One pass on this thread; the Outcome.")
         .def("start", &HostScheduler::start)
         .def("stop", &HostScheduler::stop, nb::call_guard<nb::gil_scoped_release>())
-        .def("command", [](HostScheduler& s, uint32_t command) { s.command(static_cast<Command>(command)); }, "command"_a)
+        .def(
+            "command", [](HostScheduler& s, uint32_t command) { s.command(static_cast<Command>(command)); },
+            "command"_a)
         .def("close", &HostScheduler::close)
         .def("condition", [](HostScheduler& s) { return static_cast<uint32_t>(s.condition()); })
         .def("drain_trace", &drain_trace, "Events since the last call; not while the thread runs.")
-        .def("next_launch", [](HostScheduler& s, int timeout_ms) -> std::optional<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>> {
-            const auto graph = s.next_launch(timeout_ms);
-            if (!graph) return std::nullopt;
-            const GraphKey& key = s.engine().graphs[*graph];
-            return std::tuple{*graph, static_cast<uint32_t>(key.phase), key.sequences, key.tokens};
-        }, "timeout_ms"_a, nb::call_guard<nb::gil_scoped_release>(), "(graph, phase, sequences, tokens), or None.")
-        .def("complete", [](HostScheduler& s, uint32_t phase, uint32_t error) { s.complete(static_cast<Phase>(phase), error); },
-             "phase"_a, "error"_a = 0);
+        .def(
+            "next_launch",
+            [](HostScheduler& s, int timeout_ms) -> std::optional<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>> {
+                const auto graph = s.next_launch(timeout_ms);
+                if (!graph) return std::nullopt;
+                const GraphKey& key = s.engine().graphs[*graph];
+                return std::tuple{*graph, static_cast<uint32_t>(key.phase), key.sequences, key.tokens};
+            },
+            "timeout_ms"_a, nb::call_guard<nb::gil_scoped_release>(), "(graph, phase, sequences, tokens), or None.")
+        .def(
+            "complete",
+            [](HostScheduler& s, uint32_t phase, uint32_t error) { s.complete(static_cast<Phase>(phase), error); },
+            "phase"_a, "error"_a = 0);
 }

@@ -13,20 +13,19 @@ struct StepTimes {
 struct ScriptedGpu {
     EngineTables engine;
     ScriptedRule rule;
-    int32_t poison_token;      // a sequence whose last token this is gives NaN logits
-    int32_t* kv;               // [scripted_kv_tokens]
-    uint64_t step_ns;          // the least time a step takes
-    const uint32_t* gate;      // mapped host memory: steps that may end; null: all
-    StepTimes* times;          // [times_capacity], by step number modulo; null: not kept
+    int32_t poison_token;  // a sequence whose last token this is gives NaN logits
+    int32_t* kv;           // [scripted_kv_tokens]
+    uint64_t step_ns;      // the least time a step takes
+    const uint32_t* gate;  // mapped host memory: steps that may end; null: all
+    StepTimes* times;      // [times_capacity], by step number modulo; null: not kept
     uint32_t times_capacity;
-    uint32_t steps;            // that have ended, of both phases
+    uint32_t steps;  // that have ended, of both phases
     uint64_t begun_ns;
 };
 
 }  // namespace blink
 
-extern "C" __global__ void __launch_bounds__(32)
-    blink_scripted_step(blink::ScriptedGpu* scripted, blink::Phase phase) {
+extern "C" __global__ void __launch_bounds__(32) blink_scripted_step(blink::ScriptedGpu* scripted, blink::Phase phase) {
     using namespace blink;
     const uint32_t i = blockIdx.x, lane = threadIdx.x;
     if (i == 0 && lane == 0) scripted->begun_ns = GpuPort::now_ns();
@@ -56,8 +55,7 @@ extern "C" __global__ void __launch_bounds__(32)
     if (lane < kScriptedTopEntries) scripted_show_entry(b, scripted->rule, i, token, lane);
 }
 
-extern "C" __global__ void __launch_bounds__(1)
-    blink_scripted_end(blink::ScriptedGpu* scripted, blink::Phase phase) {
+extern "C" __global__ void __launch_bounds__(1) blink_scripted_end(blink::ScriptedGpu* scripted, blink::Phase phase) {
     using namespace blink;
     if (scripted->gate != nullptr)
         while (GpuPort::load_acquire(scripted->gate) <= scripted->steps) __nanosleep(1000);

@@ -28,9 +28,19 @@ class HostPhaseBuffers {
     }
 
     PhaseBuffers pointers() {
-        return {token_ids.data(), start_positions.data(), lengths.data(), rows.data(), cu_seqlens.data(),
-                block_tables.data(), sampling.data(), output_tokens.data(), output_logprobs.data(),
-                output_top_ids.data(), output_top_logprobs.data(), &completion, &error};
+        return {token_ids.data(),
+                start_positions.data(),
+                lengths.data(),
+                rows.data(),
+                cu_seqlens.data(),
+                block_tables.data(),
+                sampling.data(),
+                output_tokens.data(),
+                output_logprobs.data(),
+                output_top_ids.data(),
+                output_top_logprobs.data(),
+                &completion,
+                &error};
     }
 
     std::vector<int32_t> token_ids, start_positions, lengths, rows, cu_seqlens, block_tables;
@@ -65,10 +75,12 @@ struct HostEngine {
         if (tables.max_prefill_tokens < 2) throw std::invalid_argument("a prefill launch must hold two tokens");
         if (tables.rows_movable != 0 && tables.block_count < 2)
             throw std::invalid_argument("block count: the null block and at least one more");
-        if (tables.block_size == 0 || static_cast<uint64_t>(tables.block_size) * tables.max_blocks < tables.context_length)
+        if (tables.block_size == 0 ||
+            static_cast<uint64_t>(tables.block_size) * tables.max_blocks < tables.context_length)
             throw std::invalid_argument("block size x max blocks must cover the context length");
         decode = std::make_unique<HostPhaseBuffers>(tables.max_rows, tables.max_rows, tables.max_blocks);
-        prefill = std::make_unique<HostPhaseBuffers>(tables.max_sequences, tables.max_prefill_tokens, tables.max_blocks);
+        prefill =
+            std::make_unique<HostPhaseBuffers>(tables.max_sequences, tables.max_prefill_tokens, tables.max_blocks);
         tables.buffers[0] = decode->pointers();
         tables.buffers[1] = prefill->pointers();
         tables.graphs = graphs.data();

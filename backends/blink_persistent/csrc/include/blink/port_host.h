@@ -27,7 +27,8 @@ inline uint64_t monotonic_ns() {
 // Wakes whoever polls the eventfd; -1 is nobody. A full counter has woken him already.
 inline void ring_bell(int eventfd) {
     const uint64_t one = 1;
-    if (eventfd >= 0) [[maybe_unused]] const ssize_t written = ::write(eventfd, &one, sizeof one);
+    if (eventfd >= 0) [[maybe_unused]]
+        const ssize_t written = ::write(eventfd, &one, sizeof one);
 }
 
 // Waits until the eventfd was rung or the time is over; takes all rings at once.
@@ -93,9 +94,7 @@ class HostPort {
         return {load_acquire(&words->command), load_acquire(&words->close)};
     }
 
-    static uint32_t load_acquire(uint32_t* word) {
-        return std::atomic_ref(*word).load(std::memory_order_acquire);
-    }
+    static uint32_t load_acquire(uint32_t* word) { return std::atomic_ref(*word).load(std::memory_order_acquire); }
 
     template <class T>
     static void store_release(T* word, T value) {

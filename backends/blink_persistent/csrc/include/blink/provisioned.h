@@ -16,10 +16,10 @@ constexpr uint32_t kPhases = 2;
 // chosen; the random number depends on (seed, position) only.
 struct SamplingRow {
     uint64_t seed;
-    uint64_t prompt;    // int32_t[prompt_length]
-    uint64_t output;    // int32_t[output_length], tokens generated so far
-    uint64_t bias;      // {int32_t id, float value}[bias_count]
-    uint64_t stop;      // int32_t[stop_count]
+    uint64_t prompt;  // int32_t[prompt_length]
+    uint64_t output;  // int32_t[output_length], tokens generated so far
+    uint64_t bias;    // {int32_t id, float value}[bias_count]
+    uint64_t stop;    // int32_t[stop_count]
     uint32_t prompt_length;
     uint32_t output_length;
     uint32_t bias_count;
@@ -33,7 +33,7 @@ struct SamplingRow {
     float repetition_penalty;
     float presence_penalty;
     float frequency_penalty;
-    uint32_t flags;     // SamplingFlags
+    uint32_t flags;  // SamplingFlags
     uint32_t reserved[4];
 };
 static_assert(sizeof(SamplingRow) == 112, "sampling rows are read by kernels compiled apart");
@@ -59,8 +59,8 @@ struct PhaseBuffers {
     float* output_logprobs;    // [n] the chosen token's
     int32_t* output_top_ids;   // [n, kMaxTopLogprobs]
     float* output_top_logprobs;
-    uint32_t* completion;      // launches of this phase that have ended, written last
-    uint32_t* error;           // 0, or why the launch failed as a whole; written before completion
+    uint32_t* completion;  // launches of this phase that have ended, written last
+    uint32_t* error;       // 0, or why the launch failed as a whole; written before completion
 };
 
 struct GraphKey {
@@ -84,10 +84,10 @@ struct EngineTables {
     uint32_t token_granularity;
     uint32_t context_length;
     uint32_t vocabulary_size;
-    uint32_t block_size;   // tokens; without movable rows the context length
-    uint32_t block_count;  // block 0 is the null block; without movable rows unused
-    uint32_t max_blocks;   // of one request
-    uint32_t rows_movable; // 0: a row is its own KV memory and a request keeps its row
+    uint32_t block_size;    // tokens; without movable rows the context length
+    uint32_t block_count;   // block 0 is the null block; without movable rows unused
+    uint32_t max_blocks;    // of one request
+    uint32_t rows_movable;  // 0: a row is its own KV memory and a request keeps its row
 };
 
 }  // namespace blink

@@ -20,7 +20,8 @@ struct RingShape {
 };
 
 // The part of the header that describes the ring and never changes.
-constexpr size_t kDescribedBytes = BLINK_OFFSETOF(RingHeader, aux_words_per_range) + sizeof(RingHeader::aux_words_per_range);
+constexpr size_t kDescribedBytes =
+    BLINK_OFFSETOF(RingHeader, aux_words_per_range) + sizeof(RingHeader::aux_words_per_range);
 
 // The header of an empty ring of this shape. Raises invalid_argument.
 inline RingHeader describe_ring(const RingShape& shape, uint32_t epoch) {

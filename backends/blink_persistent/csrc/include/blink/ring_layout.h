@@ -24,11 +24,11 @@ constexpr uint32_t kPriorities = 4;  // waiting queues; 0 is served first
 
 enum class SlotState : uint8_t {
     kEmpty = 0,
-    kPrefillPending = 1,     // claimed, waiting for its first prefill
+    kPrefillPending = 1,  // claimed, waiting for its first prefill
     kPrefillProcessing = 2,
     kDecodeProcessing = 3,
-    kDecodePaused = 4,       // while others prefill, or preempted until KV blocks are free
-    kDecodeCompleted = 5,    // final: reason is set, all tokens are published
+    kDecodePaused = 4,     // while others prefill, or preempted until KV blocks are free
+    kDecodeCompleted = 5,  // final: reason is set, all tokens are published
 };
 
 enum class Reason : uint8_t {
@@ -38,11 +38,11 @@ enum class Reason : uint8_t {
     kMaxTokens = 3,
     kContextLimit = 4,
     kCancelled = 5,
-    kClosed = 6,          // never run: the only reason that permits a retry elsewhere
-    kInvalidRecord = 7,   // an offset, length or parameter of the record is out of bounds
-    kKvExhausted = 8,     // alone, the request exceeds the KV pool
-    kBadToken = 9,        // the engine returned NaN logits or a token outside the vocabulary
-    kEngineError = 10,    // the step failed as a whole
+    kClosed = 6,         // never run: the only reason that permits a retry elsewhere
+    kInvalidRecord = 7,  // an offset, length or parameter of the record is out of bounds
+    kKvExhausted = 8,    // alone, the request exceeds the KV pool
+    kBadToken = 9,       // the engine returned NaN logits or a token outside the vocabulary
+    kEngineError = 10,   // the step failed as a whole
 };
 
 enum RecordFlags : uint32_t {
@@ -56,85 +56,85 @@ enum class Command : uint32_t { kRun = 0, kPark = 1, kStop = 2 };
 enum class SchedulerCondition : uint32_t { kStarting = 0, kRunning = 1, kParked = 2, kStopped = 3, kFailed = 4 };
 
 // Field lists: F(type, name, byte offset, writer).
-#define BLINK_RING_HEADER_FIELDS(F)                                  \
-    F(uint64_t, magic, 0, provisioner)                               \
-    F(uint64_t, layout_hash, 8, provisioner)                         \
-    F(uint64_t, total_bytes, 16, provisioner)                        \
-    F(uint32_t, epoch, 24, provisioner)                              \
-    F(uint32_t, slot_count, 28, provisioner)                         \
-    F(uint32_t, range_count, 32, provisioner)                        \
-    F(uint32_t, slots_per_range, 36, provisioner)                    \
-    F(uint64_t, words_offset, 40, provisioner)                       \
-    F(uint64_t, status_offset, 48, provisioner)                      \
-    F(uint64_t, records_offset, 56, provisioner)                     \
-    F(uint64_t, timings_offset, 64, provisioner)                     \
-    F(uint64_t, prompts_offset, 72, provisioner)                     \
-    F(uint64_t, outputs_offset, 80, provisioner)                     \
-    F(uint64_t, aux_offset, 88, provisioner)                         \
-    F(uint64_t, prompt_words_per_range, 96, provisioner)             \
-    F(uint64_t, output_words_per_range, 104, provisioner)            \
-    F(uint64_t, aux_words_per_range, 112, provisioner)               \
-    F(uint32_t, accepting, 256, scheduler)                           \
-    F(uint32_t, condition, 260, scheduler)                           \
-    F(uint32_t, error, 264, scheduler)                               \
-    F(uint32_t, rows_used, 268, scheduler)                           \
-    F(uint32_t, blocks_used, 272, scheduler)                         \
-    F(uint32_t, waiting, 276, scheduler)                             \
-    F(uint32_t, running_graph, 280, scheduler)                       \
-    F(uint32_t, window_launches, 284, scheduler)                     \
-    F(uint64_t, heartbeat_ns, 288, scheduler)                        \
-    F(uint64_t, step_started_ns, 296, scheduler)                     \
-    F(uint64_t, steps, 304, scheduler)                               \
-    F(uint64_t, decode_launches, 312, scheduler)                     \
-    F(uint64_t, prefill_launches, 320, scheduler)                    \
-    F(uint64_t, tail_launches, 328, scheduler)                       \
-    F(uint64_t, launch_retries, 336, scheduler)                      \
-    F(uint64_t, claims, 344, scheduler)                              \
-    F(uint64_t, completions, 352, scheduler)                         \
-    F(uint64_t, preemptions, 360, scheduler)                         \
-    F(uint64_t, row_moves, 368, scheduler)                           \
-    F(uint64_t, parks, 376, scheduler)                               \
-    F(uint64_t, prompt_tokens, 384, scheduler)                       \
+#define BLINK_RING_HEADER_FIELDS(F)                       \
+    F(uint64_t, magic, 0, provisioner)                    \
+    F(uint64_t, layout_hash, 8, provisioner)              \
+    F(uint64_t, total_bytes, 16, provisioner)             \
+    F(uint32_t, epoch, 24, provisioner)                   \
+    F(uint32_t, slot_count, 28, provisioner)              \
+    F(uint32_t, range_count, 32, provisioner)             \
+    F(uint32_t, slots_per_range, 36, provisioner)         \
+    F(uint64_t, words_offset, 40, provisioner)            \
+    F(uint64_t, status_offset, 48, provisioner)           \
+    F(uint64_t, records_offset, 56, provisioner)          \
+    F(uint64_t, timings_offset, 64, provisioner)          \
+    F(uint64_t, prompts_offset, 72, provisioner)          \
+    F(uint64_t, outputs_offset, 80, provisioner)          \
+    F(uint64_t, aux_offset, 88, provisioner)              \
+    F(uint64_t, prompt_words_per_range, 96, provisioner)  \
+    F(uint64_t, output_words_per_range, 104, provisioner) \
+    F(uint64_t, aux_words_per_range, 112, provisioner)    \
+    F(uint32_t, accepting, 256, scheduler)                \
+    F(uint32_t, condition, 260, scheduler)                \
+    F(uint32_t, error, 264, scheduler)                    \
+    F(uint32_t, rows_used, 268, scheduler)                \
+    F(uint32_t, blocks_used, 272, scheduler)              \
+    F(uint32_t, waiting, 276, scheduler)                  \
+    F(uint32_t, running_graph, 280, scheduler)            \
+    F(uint32_t, window_launches, 284, scheduler)          \
+    F(uint64_t, heartbeat_ns, 288, scheduler)             \
+    F(uint64_t, step_started_ns, 296, scheduler)          \
+    F(uint64_t, steps, 304, scheduler)                    \
+    F(uint64_t, decode_launches, 312, scheduler)          \
+    F(uint64_t, prefill_launches, 320, scheduler)         \
+    F(uint64_t, tail_launches, 328, scheduler)            \
+    F(uint64_t, launch_retries, 336, scheduler)           \
+    F(uint64_t, claims, 344, scheduler)                   \
+    F(uint64_t, completions, 352, scheduler)              \
+    F(uint64_t, preemptions, 360, scheduler)              \
+    F(uint64_t, row_moves, 368, scheduler)                \
+    F(uint64_t, parks, 376, scheduler)                    \
+    F(uint64_t, prompt_tokens, 384, scheduler)            \
     F(uint64_t, generated_tokens, 392, scheduler)
 
 // Levels, not edges; each is a ticket, 0 = never. Written after the data they announce.
-#define BLINK_FRONTEND_WORDS_FIELDS(F)     \
-    F(uint32_t, submit, 0, frontend)       \
-    F(uint32_t, release, 4, frontend)      \
-    F(uint32_t, cancel, 8, frontend)       \
+#define BLINK_FRONTEND_WORDS_FIELDS(F) \
+    F(uint32_t, submit, 0, frontend)   \
+    F(uint32_t, release, 4, frontend)  \
+    F(uint32_t, cancel, 8, frontend)   \
     F(uint32_t, reserved, 12, frontend)
 
 // `word` is {generated u32, state u8, reason u8, flags u16}, written with one release store;
 // the high byte of flags is ticket mod 256. ticket and epoch are written before it.
-#define BLINK_SLOT_STATUS_FIELDS(F)        \
-    F(uint32_t, ticket, 0, scheduler)      \
-    F(uint32_t, epoch, 4, scheduler)       \
+#define BLINK_SLOT_STATUS_FIELDS(F)   \
+    F(uint32_t, ticket, 0, scheduler) \
+    F(uint32_t, epoch, 4, scheduler)  \
     F(uint64_t, word, 8, scheduler)
 
 // `logprobs` is 0 for none, n + 1 for the chosen token's and the n best. A token's entry in the
 // log-probability buffer is {f32 chosen, i32 id[n], f32 logprob[n]}. A bias is {i32 id, f32 value}.
-#define BLINK_REQUEST_RECORD_FIELDS(F)          \
-    F(uint32_t, prompt_offset, 0, frontend)     \
-    F(uint32_t, prompt_length, 4, frontend)     \
-    F(uint32_t, output_offset, 8, frontend)     \
-    F(uint32_t, max_tokens, 12, frontend)       \
-    F(uint32_t, min_tokens, 16, frontend)       \
-    F(uint32_t, logprobs_offset, 20, frontend)  \
-    F(uint32_t, logprobs, 24, frontend)         \
-    F(uint32_t, stop_offset, 28, frontend)      \
-    F(uint32_t, stop_count, 32, frontend)       \
-    F(uint32_t, bias_offset, 36, frontend)      \
-    F(uint32_t, bias_count, 40, frontend)       \
-    F(uint32_t, priority, 44, frontend)         \
-    F(uint32_t, flags, 48, frontend)            \
-    F(int32_t, top_k, 52, frontend)             \
-    F(float, temperature, 56, frontend)         \
-    F(float, top_p, 60, frontend)               \
-    F(float, min_p, 64, frontend)               \
-    F(float, repetition_penalty, 68, frontend)  \
-    F(float, presence_penalty, 72, frontend)    \
-    F(float, frequency_penalty, 76, frontend)   \
-    F(uint64_t, seed, 80, frontend)             \
+#define BLINK_REQUEST_RECORD_FIELDS(F)         \
+    F(uint32_t, prompt_offset, 0, frontend)    \
+    F(uint32_t, prompt_length, 4, frontend)    \
+    F(uint32_t, output_offset, 8, frontend)    \
+    F(uint32_t, max_tokens, 12, frontend)      \
+    F(uint32_t, min_tokens, 16, frontend)      \
+    F(uint32_t, logprobs_offset, 20, frontend) \
+    F(uint32_t, logprobs, 24, frontend)        \
+    F(uint32_t, stop_offset, 28, frontend)     \
+    F(uint32_t, stop_count, 32, frontend)      \
+    F(uint32_t, bias_offset, 36, frontend)     \
+    F(uint32_t, bias_count, 40, frontend)      \
+    F(uint32_t, priority, 44, frontend)        \
+    F(uint32_t, flags, 48, frontend)           \
+    F(int32_t, top_k, 52, frontend)            \
+    F(float, temperature, 56, frontend)        \
+    F(float, top_p, 60, frontend)              \
+    F(float, min_p, 64, frontend)              \
+    F(float, repetition_penalty, 68, frontend) \
+    F(float, presence_penalty, 72, frontend)   \
+    F(float, frequency_penalty, 76, frontend)  \
+    F(uint64_t, seed, 80, frontend)            \
     F(uint64_t, grammar, 88, frontend)
 
 // Nanoseconds of the scheduler's monotonic clock; 0 = never. Complete once the slot is completed.
@@ -163,19 +163,19 @@ struct alignas(32) SlotTiming {
 };
 #undef BLINK_DECLARE_FIELD
 
-#define BLINK_RING_STRUCTS(S)                             \
-    S(RingHeader, BLINK_RING_HEADER_FIELDS, 4096)         \
-    S(FrontendWords, BLINK_FRONTEND_WORDS_FIELDS, 16)     \
-    S(SlotStatus, BLINK_SLOT_STATUS_FIELDS, 16)           \
-    S(RequestRecord, BLINK_REQUEST_RECORD_FIELDS, 128)    \
+#define BLINK_RING_STRUCTS(S)                          \
+    S(RingHeader, BLINK_RING_HEADER_FIELDS, 4096)      \
+    S(FrontendWords, BLINK_FRONTEND_WORDS_FIELDS, 16)  \
+    S(SlotStatus, BLINK_SLOT_STATUS_FIELDS, 16)        \
+    S(RequestRecord, BLINK_REQUEST_RECORD_FIELDS, 128) \
     S(SlotTiming, BLINK_SLOT_TIMING_FIELDS, 32)
 
 #define BLINK_CHECK_OFFSET(type, name, offset, writer) \
     static_assert(BLINK_OFFSETOF(Checked, name) == offset, "ring layout: offset of " #name);
-#define BLINK_CHECK_STRUCT(name, fields, bytes)                              \
-    namespace layout_check_##name {                                          \
-    using Checked = blink::name;                                             \
-    fields(BLINK_CHECK_OFFSET) static_assert(sizeof(Checked) == bytes, "ring layout: size of " #name); \
+#define BLINK_CHECK_STRUCT(name, fields, bytes)                                                            \
+    namespace layout_check_##name {                                                                        \
+        using Checked = blink::name;                                                                       \
+        fields(BLINK_CHECK_OFFSET) static_assert(sizeof(Checked) == bytes, "ring layout: size of " #name); \
     }
 BLINK_RING_STRUCTS(BLINK_CHECK_STRUCT)
 #undef BLINK_CHECK_STRUCT
@@ -196,8 +196,8 @@ struct StatusWord {
 };
 
 BLINK_HD constexpr uint64_t pack_status(uint32_t generated, SlotState state, Reason reason, uint32_t ticket) {
-    return static_cast<uint64_t>(generated) | static_cast<uint64_t>(state) << 32 |
-           static_cast<uint64_t>(reason) << 40 | static_cast<uint64_t>(ticket & 0xff) << 56;
+    return static_cast<uint64_t>(generated) | static_cast<uint64_t>(state) << 32 | static_cast<uint64_t>(reason) << 40 |
+           static_cast<uint64_t>(ticket & 0xff) << 56;
 }
 
 BLINK_HD constexpr StatusWord unpack_status(uint64_t word) {
@@ -226,7 +226,7 @@ BLINK_HD constexpr uint64_t layout_hash_text(const char* text, uint64_t hash) {
 BLINK_HD constexpr uint64_t ring_layout_hash() {
     uint64_t hash = 0xcbf29ce484222325ull;
 #define BLINK_HASH_FIELD(type, name, offset, writer) hash = layout_hash_text(#type " " #name " " #offset ";", hash);
-#define BLINK_HASH_STRUCT(name, fields, bytes) \
+#define BLINK_HASH_STRUCT(name, fields, bytes)           \
     hash = layout_hash_text(#name " " #bytes "{", hash); \
     fields(BLINK_HASH_FIELD)
     BLINK_RING_STRUCTS(BLINK_HASH_STRUCT)

@@ -61,8 +61,7 @@ BLINK_VECTOR_CLONES inline double exponentials(const float* logits, uint32_t cou
     double total = 0.0;
     for (uint32_t start = 0; start < count; start += kRun) {
         const uint32_t stop = std::min(count, start + kRun);
-        for (uint32_t i = start; i < stop; ++i)
-            weights[i] = exp_negative((logits[i] - best) * inverse_temperature);
+        for (uint32_t i = start; i < stop; ++i) weights[i] = exp_negative((logits[i] - best) * inverse_temperature);
         float lanes[16] = {};
         uint32_t i = start;
         for (; i + 16 <= stop; i += 16)
@@ -105,7 +104,8 @@ class HostSampler {
 
     // Logits with bias, penalties and suppressed end tokens; the input itself where none applies.
     const float* adjust(const SamplingRow& row, const float* raw) {
-        const bool penalties = row.repetition_penalty != 1.0f || row.presence_penalty != 0.0f || row.frequency_penalty != 0.0f;
+        const bool penalties =
+            row.repetition_penalty != 1.0f || row.presence_penalty != 0.0f || row.frequency_penalty != 0.0f;
         const bool suppress = (row.flags & kSamplingSuppressEnd) != 0;
         if (!penalties && !suppress && row.bias_count == 0) return raw;
         std::copy_n(raw, vocabulary_size_, adjusted_.begin());
@@ -131,7 +131,8 @@ class HostSampler {
         std::sort(seen_.begin(), seen_.end());
         for (auto at = seen_.begin(); at != seen_.end();) {
             const auto next = std::upper_bound(at, seen_.end(), *at);
-            if (inside(*at)) adjusted_[*at] -= row.presence_penalty + row.frequency_penalty * static_cast<float>(next - at);
+            if (inside(*at))
+                adjusted_[*at] -= row.presence_penalty + row.frequency_penalty * static_cast<float>(next - at);
             at = next;
         }
         if (row.repetition_penalty == 1.0f) return;
@@ -214,9 +215,9 @@ class HostSampler {
         if (top == 0) return;
         candidates_.resize(vocabulary_size_);
         std::iota(candidates_.begin(), candidates_.end(), 0);
-        std::partial_sort(candidates_.begin(), candidates_.begin() + top, candidates_.end(), [logits](int32_t a, int32_t b) {
-            return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
-        });
+        std::partial_sort(
+            candidates_.begin(), candidates_.begin() + top, candidates_.end(),
+            [logits](int32_t a, int32_t b) { return logits[a] > logits[b] || (logits[a] == logits[b] && a < b); });
         for (uint32_t k = 0; k < top; ++k) {
             buffers.output_top_ids[index * kMaxTopLogprobs + k] = candidates_[k];
             buffers.output_top_logprobs[index * kMaxTopLogprobs + k] = logits[candidates_[k]] - log_total;

@@ -35,9 +35,12 @@ BLINK_DEV bool Scheduler<Port>::asks(uint32_t slot) const {
     const FrontendWords words = port.load_words(&ring.words[slot]);
     const SlotStatus shown = ring.status[slot];
     switch (unpack_status(shown.word).state) {
-        case SlotState::kEmpty: return ticket_newer(words.submit, shown.ticket);
-        case SlotState::kDecodeCompleted: return words.release == shown.ticket;
-        default: return words.cancel == shown.ticket;
+        case SlotState::kEmpty:
+            return ticket_newer(words.submit, shown.ticket);
+        case SlotState::kDecodeCompleted:
+            return words.release == shown.ticket;
+        default:
+            return words.cancel == shown.ticket;
     }
 }
 
@@ -122,18 +125,17 @@ BLINK_DEV Reason Scheduler<Port>::refuse(const Request& r, uint32_t range) const
     (void)range;  // every range's parts have the same size
     const auto fits = [](uint64_t offset, uint64_t words, uint64_t arena) { return offset + words <= arena; };
     const auto finite = [](float value) { return value - value == 0.0f; };
-    const bool valid = record.prompt_length > 0 && record.prompt_length < engine.context_length &&
-                       record.max_tokens > 0 && record.max_tokens <= engine.context_length &&
-                       record.priority < kPriorities && record.logprobs <= kMaxTopLogprobs + 1 &&
-                       fits(record.prompt_offset, record.prompt_length, ring.prompt_words) &&
-                       fits(record.output_offset, record.max_tokens, ring.output_words) &&
-                       fits(record.logprobs_offset, static_cast<uint64_t>(record.max_tokens) * logprob_words(record.logprobs),
-                            ring.output_words) &&
-                       fits(record.stop_offset, record.stop_count, ring.aux_words) &&
-                       fits(record.bias_offset, 2ull * record.bias_count, ring.aux_words) &&
-                       record.temperature >= 0.0f && record.top_p > 0.0f && record.repetition_penalty > 0.0f &&
-                       finite(record.temperature) && finite(record.min_p) && finite(record.repetition_penalty) &&
-                       finite(record.presence_penalty) && finite(record.frequency_penalty);
+    const bool valid =
+        record.prompt_length > 0 && record.prompt_length < engine.context_length && record.max_tokens > 0 &&
+        record.max_tokens <= engine.context_length && record.priority < kPriorities &&
+        record.logprobs <= kMaxTopLogprobs + 1 && fits(record.prompt_offset, record.prompt_length, ring.prompt_words) &&
+        fits(record.output_offset, record.max_tokens, ring.output_words) &&
+        fits(record.logprobs_offset, static_cast<uint64_t>(record.max_tokens) * logprob_words(record.logprobs),
+             ring.output_words) &&
+        fits(record.stop_offset, record.stop_count, ring.aux_words) &&
+        fits(record.bias_offset, 2ull * record.bias_count, ring.aux_words) && record.temperature >= 0.0f &&
+        record.top_p > 0.0f && record.repetition_penalty > 0.0f && finite(record.temperature) && finite(record.min_p) &&
+        finite(record.repetition_penalty) && finite(record.presence_penalty) && finite(record.frequency_penalty);
     if (!valid) return Reason::kInvalidRecord;
     const uint32_t blocks = (record.prompt_length + engine.block_size - 1) / engine.block_size;
     if (engine.rows_movable != 0 && blocks > engine.block_count - 1) return Reason::kKvExhausted;

@@ -29,10 +29,10 @@ struct Request {
     int32_t row;
     int32_t last_token;
     SlotState state;
-    Reason ending;      // set: to be completed at the next step boundary
-    bool waiting;       // in a waiting queue
-    bool decoding;      // its whole prompt is computed: part of decode steps
-    bool fresh;         // on a row, with a state or tokens that are shown after the next launch
+    Reason ending;  // set: to be completed at the next step boundary
+    bool waiting;   // in a waiting queue
+    bool decoding;  // its whole prompt is computed: part of decode steps
+    bool fresh;     // on a row, with a state or tokens that are shown after the next launch
 
     BLINK_HD uint32_t length() const { return record.prompt_length + generated; }
 };
@@ -47,8 +47,8 @@ struct PrefillEntry {
     uint32_t slot;
     uint32_t start;
     uint32_t tokens;
-    uint32_t packed_at;    // its first token in the packed batch
-    uint32_t new_blocks;   // taken from free_blocks[blocks_from ...]
+    uint32_t packed_at;   // its first token in the packed batch
+    uint32_t new_blocks;  // taken from free_blocks[blocks_from ...]
     uint32_t blocks_from;
 };
 
@@ -114,25 +114,25 @@ struct SchedulerState {
     Flight flight;
     Counters counters;
     uint32_t waiting_count;
-    uint32_t free_count;       // of free_blocks
+    uint32_t free_count;  // of free_blocks
     uint32_t rows_used;
-    uint32_t row_limit;        // one past the highest row in use
-    uint32_t decoding_count;   // rows that a decode step serves
-    uint32_t partial;          // the one request whose prompt is computed in part, or kNoSlot
+    uint32_t row_limit;       // one past the highest row in use
+    uint32_t decoding_count;  // rows that a decode step serves
+    uint32_t partial;         // the one request whose prompt is computed in part, or kNoSlot
     uint32_t plan_count;
     uint32_t plan_tokens;
     uint32_t retiring_count;
     uint32_t move_count;
     uint32_t event_count;
-    uint32_t scan_start;       // rotates, so that no frontend is always first
+    uint32_t scan_start;  // rotates, so that no frontend is always first
     uint32_t window_launches;
-    uint32_t failed;           // a launch error: nothing more is launched
+    uint32_t failed;  // a launch error: nothing more is launched
     uint64_t next_number;
     Command command;
     bool accepting;
-    bool prefilled_last;       // the last launch was a prefill
-    bool completed_any;        // in this pass: a release may be waiting already
-    bool dirty[kMaxRanges];    // ranges whose owner has something to read
+    bool prefilled_last;     // the last launch was a prefill
+    bool completed_any;      // in this pass: a release may be waiting already
+    bool dirty[kMaxRanges];  // ranges whose owner has something to read
 };
 
 // Lays the state and its arrays out in one zeroed region. `at` gives the bytes needed for null.

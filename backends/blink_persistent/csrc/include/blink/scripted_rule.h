@@ -40,9 +40,11 @@ BLINK_HD inline uint64_t scripted_kv_tokens(const EngineTables& engine) {
 // Where the KV memory holds position `at` of sequence i of a step.
 BLINK_HD inline uint64_t scripted_entry(const EngineTables& engine, Phase phase, uint32_t i, uint32_t at) {
     const PhaseBuffers& b = engine.buffers[static_cast<uint32_t>(phase)];
-    const uint32_t block = engine.rows_movable != 0
-                               ? static_cast<uint32_t>(b.block_tables[static_cast<uint64_t>(i) * engine.max_blocks + at / engine.block_size])
-                               : static_cast<uint32_t>(phase == Phase::kDecode ? static_cast<int32_t>(i) : b.rows[i]);
+    const uint32_t block =
+        engine.rows_movable != 0
+            ? static_cast<uint32_t>(
+                  b.block_tables[static_cast<uint64_t>(i) * engine.max_blocks + at / engine.block_size])
+            : static_cast<uint32_t>(phase == Phase::kDecode ? static_cast<int32_t>(i) : b.rows[i]);
     return static_cast<uint64_t>(block) * engine.block_size + at % engine.block_size;
 }
 
@@ -52,7 +54,8 @@ BLINK_HD inline void scripted_show(const PhaseBuffers& b, uint32_t i, int32_t to
     b.output_logprobs[i] = -static_cast<float>(token);
 }
 
-BLINK_HD inline void scripted_show_entry(const PhaseBuffers& b, const ScriptedRule& rule, uint32_t i, int32_t token, uint32_t k) {
+BLINK_HD inline void scripted_show_entry(const PhaseBuffers& b, const ScriptedRule& rule, uint32_t i, int32_t token,
+                                         uint32_t k) {
     const uint64_t at = static_cast<uint64_t>(i) * kScriptedTopEntries + k;
     b.output_top_ids[at] = static_cast<int32_t>((static_cast<uint32_t>(token) + k) % rule.vocabulary_size);
     b.output_top_logprobs[at] = -static_cast<float>(token) - static_cast<float>(k);
