@@ -145,7 +145,7 @@ def _refuse_variants(fields: _Fields, family: _Family) -> None:
         (
             "attention_bias",
             family.attention_bias,
-            f"must be {family.attention_bias} in this family",
+            f"must be {family.attention_bias} in this family".lower(),
         ),
         ("rope_interleaved", False, "supported is false"),
         ("partial_rotary_factor", 1.0, "supported is 1.0"),

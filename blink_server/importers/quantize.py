@@ -17,6 +17,7 @@ Floats = npt.NDArray[np.float32]
 # What share of a block's range its codes are stretched over: a narrower one cuts off the
 # outermost weights and holds the many others more finely.
 _RANGES = (1.0, 0.92, 0.84)
+_SMALLEST_DIVISOR = np.float32(1e-35)
 _TOP = 15  # largest 4-bit code
 _WEIGHTS_AT_ONCE = 1 << 18  # temporary arrays that stay in a core's cache
 
@@ -112,6 +113,7 @@ def _grid(least: Floats, largest: Floats) -> tuple[Floats, Floats]:
 
 
 def _divide(dividend: Floats, divisor: Floats) -> Floats:
-    """The quotient, and 0 where the divisor is 0."""
-    inverse = np.divide(1, divisor, out=np.zeros_like(divisor), where=divisor != 0)
+    """The quotient, and 0 where the divisor is nothing, or so small that its inverse is not."""
+    usable = np.abs(divisor) > _SMALLEST_DIVISOR
+    inverse = np.divide(1, divisor, out=np.zeros_like(divisor), where=usable)
     return np.asarray(dividend * inverse, np.float32)

@@ -67,7 +67,9 @@ class QuantizingCheckpoint:
 
     @property
     def source(self) -> Mapping[str, Any]:
-        return {**self.original.source, "quantized_to_bits": self.bits}
+        """The original's, and what became of its float matrices, once they have been read."""
+        became = {"quantized_to_bits": self.bits} if self.errors else {}
+        return {**self.original.source, **became}
 
     def tensor_names(self) -> list[str]:
         return self.original.tensor_names()
