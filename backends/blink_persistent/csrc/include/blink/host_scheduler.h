@@ -198,21 +198,11 @@ class HostScheduler {
                 case Outcome::kProgress:
                 case Outcome::kRelaunch:  // on a host the same instance goes on
                     break;
-                case Outcome::kBusy:
-                    wait_for_bell(bells_.scheduler, kBusyWaitMs);
-                    break;
-                case Outcome::kIdle:
-                    wait_for_bell(bells_.scheduler, kIdleWaitMs);
-                    break;
-                case Outcome::kPark:
-                    park();
-                    break;
-                case Outcome::kStop:
-                    announce(SchedulerCondition::kStopped);
-                    return;
-                case Outcome::kFailed:
-                    announce(SchedulerCondition::kFailed);
-                    return;
+                case Outcome::kBusy: wait_for_bell(bells_.scheduler, kBusyWaitMs); break;
+                case Outcome::kIdle: wait_for_bell(bells_.scheduler, kIdleWaitMs); break;
+                case Outcome::kPark: park(); break;
+                case Outcome::kStop: announce(SchedulerCondition::kStopped); return;
+                case Outcome::kFailed: announce(SchedulerCondition::kFailed); return;
             }
         }
     }

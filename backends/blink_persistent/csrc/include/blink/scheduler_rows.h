@@ -8,15 +8,14 @@ namespace blink {
 // Completes requests that ended, by their step or by a cancel; called between two steps.
 template <class Port>
 BLINK_DEV void Scheduler<Port>::retire() {
-    bool ended = false;
-    for (uint32_t row = port.lane(); row < s.row_limit; row += port.lanes()) {
+    if (!s.row_ended) return;
+    for (uint32_t row = port.row_lane(); row < s.row_limit; row += port.lanes()) {
         const uint32_t slot = s.row_slots[row];
-        if (slot == kNoSlot || request(slot).ending == Reason::kNone) continue;
-        complete(slot, request(slot).ending);
-        ended = true;
+        if (slot != kNoSlot && request(slot).ending != Reason::kNone) complete(slot, request(slot).ending);
     }
-    if (!port.any(ended)) return;
+    port.sync();
     if (leader()) {
+        s.row_ended = false;
         s.retiring_count = 0;
         for (uint32_t row = 0; row < s.row_limit; ++row) {
             const uint32_t slot = s.row_slots[row];
@@ -121,12 +120,13 @@ BLINK_DEV bool Scheduler<Port>::reserve_blocks() {
     const PhaseBuffers& decode = buffers(Phase::kDecode);
     while (s.decoding_count > 0) {
         uint32_t needed = 0;
-        for (uint32_t row = port.lane(); row < s.row_limit; row += port.lanes()) {
+        for (uint32_t row = port.row_lane(); row < s.row_limit; row += port.lanes()) {
             const uint32_t slot = s.row_slots[row];
             needed += slot != kNoSlot && request(slot).decoding &&
                       request(slot).computed >= request(slot).blocks * engine.block_size;
         }
         needed = port.sum(needed);
+        if (needed == 0) return true;
         if (needed <= s.free_count) break;
         preempt_youngest();
     }

@@ -10,7 +10,7 @@ constexpr uint32_t kNothing = 0, kClaim = 1, kCancel = 2;
 // Reads what the host and the owners of `slots` slots ask for.
 template <class Port>
 BLINK_DEV void Scheduler<Port>::look(uint32_t slots) {
-    if (looks * slots % ring.slot_count < slots) read_control();  // once for every turn of the ring
+    if (looks * slots % ring.slot_count < slots) read_control();  // once a turn of the ring
     looks += 1;
     scan(slots);
 }
@@ -18,6 +18,7 @@ BLINK_DEV void Scheduler<Port>::look(uint32_t slots) {
 template <class Port>
 BLINK_DEV void Scheduler<Port>::read_control() {
     if (leader()) {
+        port.store(&ring.header->heartbeat_ns, port.now_ns());
         const ControlWords words = port.load_control(control);
         s.command = static_cast<Command>(words.command);
         s.completed_any = false;
@@ -163,6 +164,7 @@ BLINK_DEV void Scheduler<Port>::enqueue_claimed() {
                 complete(slot, Reason::kCancelled);
             } else {
                 r.ending = Reason::kCancelled;  // its row is given back at the step boundary
+                s.row_ended = true;
             }
         }
         s.next_number += s.event_count;
