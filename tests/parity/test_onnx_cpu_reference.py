@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blink_persistent.engines.onnx_cpu.graph import WeightKind, build_graph
-from blink_persistent.engines.onnx_cpu.nodes import save
+from blink_persistent.engines.onnx_cpu.graph import WeightKind, write_graph
 from blink_persistent.testing.driven_decoder import DrivenDecoder
 from blink_server.importers.gguf import open_gguf
 from blink_server.importers.pull import pull
@@ -31,7 +30,7 @@ ROWS = 8
 def _build(directory: Path, weights: WeightKind) -> Path:
     path = directory / f"{weights}.onnx"
     checkpoint = open_gguf(pull("smollm2-135m-instruct"))
-    save(build_graph(checkpoint, context_length=1024, weights=weights), path)
+    write_graph(checkpoint, path, context_length=1024, weights=weights)
     return path
 
 

@@ -125,22 +125,19 @@ class OnnxCpuEngine:
         progress: Callable[[str, float], None],
     ) -> BuildResult:
         """Write the graph. Raises `InvalidModel` for a checkpoint or limits it cannot serve."""
-        from blink_persistent.engines.onnx_cpu.graph import build_graph, model_shape
-        from blink_persistent.engines.onnx_cpu.nodes import save
+        from blink_persistent.engines.onnx_cpu.graph import model_shape, write_graph
 
         architecture = checkpoint.architecture
         chosen = _choose_limits(architecture, limits, directory)
         notes: list[str] = []
         # Rotary tables for all that the model was trained for: the limit can be raised later.
-        model = build_graph(
+        files = write_graph(
             checkpoint,
+            directory / MODEL_FILE,
             context_length=architecture.context_length,
             progress=lambda fraction: progress("graph", fraction),
             note=notes.append,
         )
-        progress("save", 0.0)
-        files = save(model, directory / MODEL_FILE)
-        progress("save", 1.0)
         entry_bytes = model_shape(architecture, architecture.context_length).entry_bytes
         engine = {"name": "onnx_cpu", "file": MODEL_FILE, "kv_bytes_per_token": entry_bytes}
         grid = _grid(chosen["max_rows"], chosen["max_prefill_tokens"])

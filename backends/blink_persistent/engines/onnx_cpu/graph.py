@@ -14,6 +14,7 @@ present bound to one buffer only the new entries are written; an inactive row's 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from onnx import TensorProto
 from blink_persistent.engines.onnx_cpu.checks import refuse_unservable
 from blink_persistent.engines.onnx_cpu.metadata import ModelShape
 from blink_persistent.engines.onnx_cpu.nodes import CONTRIB, GraphWriter
+from blink_persistent.engines.onnx_cpu.weight_file import WeightFile
 from blink_persistent.engines.onnx_cpu.weights import FloatWeights, Int8Weights, Weights
 from blink_server.importers.checkpoint import Architecture, Checkpoint
 
@@ -34,15 +36,45 @@ _WEIGHTS: dict[WeightKind, Callable[[Checkpoint, GraphWriter], Weights]] = {
 }
 
 
-def build_graph(
+def write_graph(
     checkpoint: Checkpoint,
+    path: Path,
     *,
     context_length: int,
     weights: WeightKind = "int8",
     progress: Callable[[float], None] = lambda fraction: None,
     note: Callable[[str], None] = lambda line: None,
+) -> list[str]:
+    """Write the graph of a checkpoint; returns the names of the files written, `path`'s first.
+
+    Large weights go to "<name>.data" beside it, one after the other as they are read: memory is
+    needed for one layer's at a time. Arguments and errors are those of `build_graph`.
+    """
+    with WeightFile(path.with_name(f"{path.name}.data")) as weight_file:
+        model = build_graph(
+            checkpoint,
+            context_length=context_length,
+            weights=weights,
+            weight_file=weight_file,
+            progress=progress,
+            note=note,
+        )
+        onnx.save_model(model, path)
+        return [path.name, *weight_file.names]
+
+
+def build_graph(
+    checkpoint: Checkpoint,
+    *,
+    context_length: int,
+    weights: WeightKind = "int8",
+    weight_file: WeightFile | None = None,
+    progress: Callable[[float], None] = lambda fraction: None,
+    note: Callable[[str], None] = lambda line: None,
 ) -> onnx.ModelProto:
-    """The graph of a checkpoint, weights embedded; `progress` goes from above 0 to 1.
+    """The graph of a checkpoint; `progress` goes from above 0 to 1.
+
+    Large weights go to `weight_file`, where there is one, else into the graph.
 
     "int8" holds matrices as the checkpoint has them, quantized ones for int8 kernels; "float32"
     holds all by their values. `note` is told how that was, and how exactly. `context_length` is
@@ -52,7 +84,7 @@ def build_graph(
     """
     refuse_unservable(checkpoint, context_length)
     architecture = checkpoint.architecture
-    graph = GraphWriter("decoder")
+    graph = GraphWriter("decoder", weight_file)
     matrices = _WEIGHTS[weights](checkpoint, graph)
     decoder = _Decoder(checkpoint, graph, matrices, context_length)
 

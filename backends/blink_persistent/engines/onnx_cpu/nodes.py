@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from blink_persistent.engines.onnx_cpu.weight_file import WeightFile
+
 CONTRIB = "com.microsoft"
 _OPSET, _IR_VERSION = 21, 10
-# A protobuf message ends at 2 GiB; what is larger keeps its weights in a file beside it.
-_LARGEST_MESSAGE = (2 << 30) - (64 << 20)
 
 
 class GraphWriter:
     """Collects one graph. Values are named by what makes them: "layers.3/gate_up"."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, weight_file: WeightFile | None = None) -> None:
+        """Large constants go to `weight_file`, where there is one, instead of into the graph."""
         self._graph = onnx.GraphProto(name=name)
+        self._weight_file = weight_file
         self._scope = ""
         self._made: set[str] = set()
 
@@ -40,7 +41,8 @@ class GraphWriter:
         """An initializer, shared by all who ask for the same name."""
         if name not in self._made:
             self._made.add(name)
-            self._graph.initializer.append(numpy_helper.from_array(value, name))
+            stored = self._weight_file.write(name, value) if self._weight_file else None
+            self._graph.initializer.append(stored or numpy_helper.from_array(value, name))
         return name
 
     def add(
@@ -82,18 +84,4 @@ class GraphWriter:
         return model
 
 
-def save(model: onnx.ModelProto, path: Path) -> list[str]:
-    """Write a model; returns the names of the files written, the model's own first.
-
-    Weights beyond one protobuf message go to "<name>.data" beside it. `model` is used up.
-    """
-    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    if size <= _LARGEST_MESSAGE:
-        onnx.save_model(model, path)
-        return [path.name]
-    data = f"{path.name}.data"
-    onnx.save_model(model, path, save_as_external_data=True, location=data)
-    return [path.name, data]
-
-
-__all__ = ["CONTRIB", "GraphWriter", "TensorProto", "save"]
+__all__ = ["CONTRIB", "GraphWriter", "TensorProto"]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from blink_persistent.engines.onnx_cpu.graph import build_graph
-from blink_persistent.engines.onnx_cpu.nodes import save
+from blink_persistent.engines.onnx_cpu.graph import write_graph
 from blink_persistent.testing.driven_decoder import DrivenDecoder
 from blink_server.testing.memory_checkpoint import MemoryCheckpoint
 
@@ -23,7 +22,7 @@ def drive(tmp_path: Path) -> Iterator[Callable[..., DrivenDecoder]]:
     ) -> DrivenDecoder:
         path = tmp_path / f"{len(opened)}.onnx"
         context_length = checkpoint.architecture.context_length
-        save(build_graph(checkpoint, context_length=context_length, weights=weights), path)
+        write_graph(checkpoint, path, context_length=context_length, weights=weights)
         driven = DrivenDecoder(path, max_rows=max_rows)
         opened.append(driven)
         return driven

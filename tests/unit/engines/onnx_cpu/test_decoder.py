@@ -10,8 +10,7 @@ import onnx
 import pytest
 
 from blink_persistent.engines.onnx_cpu.decoder import Decoder, StepInputs
-from blink_persistent.engines.onnx_cpu.graph import build_graph
-from blink_persistent.engines.onnx_cpu.nodes import save
+from blink_persistent.engines.onnx_cpu.graph import write_graph
 from blink_persistent.engines.onnx_cpu.session import load_model
 from blink_server.errors import EngineFailure, InvalidModel
 from blink_server.importers.quantizing import QuantizingCheckpoint
@@ -168,7 +167,7 @@ def _open(path: Path, **changes: Any) -> Decoder:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, checkpoint: MemoryCheckpoint) -> Path:
     path = tmp_path_factory.mktemp("model") / "model.onnx"
-    save(build_graph(checkpoint, context_length=64), path)
+    write_graph(checkpoint, path, context_length=64)
     return path
 
 
