@@ -74,8 +74,8 @@ extern "C" __global__ void __launch_bounds__(blink::GpuPort::kLanes, 1)
     RingHeader& header = *ring.header;
     Scheduler<GpuPort> scheduler(port, ring, engine, state, parameters->control);
     if (port.lane() == 0) port.store_release(&header.condition, static_cast<uint32_t>(SchedulerCondition::kRunning));
-    Outcome outcome = scheduler.pass();
-    for (; outcome <= Outcome::kIdle; outcome = scheduler.pass())
+    Outcome outcome;
+    while ((outcome = scheduler.pass()) <= Outcome::kIdle)
         if (outcome == Outcome::kIdle) __nanosleep(kIdleSleepNs);
     copy_together(parameters->state, &state);
     if (port.lane() != 0) return;

@@ -28,7 +28,9 @@ struct Block {
 class LanePort {
   public:
     LanePort(Block& block, uint32_t lane) : block_(block), lane_(lane) {}
+    static constexpr bool kNotifies = false;
     uint32_t lane() const { return lane_; }
+    uint32_t row_lane() const { return block_.lanes - 1 - lane_; }
     uint32_t lanes() const { return block_.lanes; }
     void sync() { block_.barrier.arrive_and_wait(); }
     bool any(bool value) { return sum(value) != 0; }
@@ -48,7 +50,6 @@ class LanePort {
         return LaunchResult::kLaunched;
     }
     uint64_t now_ns() const { return block_.clock; }
-    static void notify(uint32_t) {}
     static uint32_t scan_share(uint32_t slots) { return slots; }
     static void stamp(Moment) {}
 

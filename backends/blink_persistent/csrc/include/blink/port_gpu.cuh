@@ -24,6 +24,7 @@ class GpuPort {
   public:
     static constexpr uint32_t kLanes = 256;
     static constexpr uint32_t kWarps = kLanes / 32;
+    static constexpr bool kNotifies = false;  // the agent polls
 
     struct Shared {
         uint32_t warp_sums[kWarps];
@@ -35,6 +36,8 @@ class GpuPort {
 
     __device__ static uint32_t lane() { return threadIdx.x; }
     __device__ static constexpr uint32_t lanes() { return kLanes; }
+    // Row r belongs to warp r % 8: a warp waits for each of its rows' cache lines in turn.
+    __device__ static uint32_t row_lane() { return threadIdx.x % 32 * kWarps + threadIdx.x / 32; }
     __device__ static void sync() { __syncthreads(); }
     __device__ static bool any(bool value) { return __syncthreads_or(value) != 0; }
 
@@ -67,14 +70,15 @@ class GpuPort {
         return w;
     }
 
-    // One read over the bus for both words. They announce no data, so nothing is acquired.
-    __device__ static ControlWords load_control(const ControlWords* control) {
-        ControlWords words;
+    // The answer is the last call's: this one's crosses the bus while the ring is scanned. One read
+    // for both words; they announce no data, so nothing is acquired.
+    __device__ ControlWords load_control(const ControlWords* control) {
+        const ControlWords found = control_;
         asm volatile("ld.relaxed.sys.v2.u32 {%0, %1}, [%2];"
-                     : "=r"(words.command), "=r"(words.close)
+                     : "=r"(control_.command), "=r"(control_.close)
                      : "l"(control)
                      : "memory");
-        return words;
+        return found;
     }
 
     __device__ static uint32_t load_acquire(const uint32_t* word) {
@@ -116,16 +120,14 @@ class GpuPort {
     // The cudaError_t of the last launch that did not succeed.
     __device__ uint32_t error() const { return error_; }
 
-    __device__ static void notify(uint32_t) {}  // the agent polls
-
     __device__ void stamp(Moment moment) { stamp(static_cast<uint32_t>(moment)); }
     __device__ void stamp(uint32_t moment) {
         if (profile_ == nullptr || lane() != 0 || profile_->count >= profile_->capacity) return;
         profile_->events[profile_->count++] = now_ns() << 8 | moment;
     }
 
-    // About a microsecond of reading: as long as one poll takes.
-    __device__ static uint32_t scan_share(uint32_t slots) { return slots < 4 * kLanes ? slots : 4 * kLanes; }
+    // About as long as one poll takes.
+    __device__ static uint32_t scan_share(uint32_t slots) { return slots < 2 * kLanes ? slots : 2 * kLanes; }
 
   private:
     // Inclusive prefix sum; afterwards warp_sums holds the inclusive sums of whole warps.
@@ -154,6 +156,7 @@ class GpuPort {
     Profile* profile_;
     uint32_t error_ = 0;
     uint32_t parity_ = 0;
+    ControlWords control_{static_cast<uint32_t>(Command::kRun), 0};
 };
 
 }  // namespace blink

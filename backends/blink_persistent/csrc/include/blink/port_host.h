@@ -77,7 +77,9 @@ class HostPort {
     HostPort(LaunchMailbox& mailbox, std::vector<int> notify_fds)
         : mailbox_(mailbox), notify_fds_(std::move(notify_fds)) {}
 
+    static constexpr bool kNotifies = true;
     static constexpr uint32_t lane() { return 0; }
+    static constexpr uint32_t row_lane() { return 0; }
     static constexpr uint32_t lanes() { return 1; }
     static void sync() {}
     static bool any(bool value) { return value; }

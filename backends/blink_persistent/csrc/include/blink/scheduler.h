@@ -4,6 +4,7 @@
 // lane decides is written to SchedulerState and read by all after `port.sync()`. A Port gives:
 //
 //   lane(), lanes(), sync()          who am I, how many are we, barrier
+//   row_lane()                       the lane for rows: the first few rows are apart, to be quick
 //   any(bool), sum(u32), scan(u32)   block-wide or, sum, exclusive prefix sum; each is a barrier
 //   load_words(p), load_control(p)   a slot's frontend words; the host's words (one lane)
 //   acquire()                        orders reads of what the loaded words announce after them
@@ -11,7 +12,8 @@
 //   store_release(p, v), store(p, v) a status word that announces data; a plain word others read
 //   release()                        what all lanes wrote is there for the graph launched next
 //   launch(graph)                    LaunchResult; fire-and-forget
-//   now_ns(), notify(range)          monotonic clock; tell a range's owner that there is news
+//   now_ns()                         monotonic clock
+//   notify(range)                    tells a range's owner that there is news, if kNotifies
 //   scan_share(slots)                how many slots to read between two polls of a running graph
 //   stamp(moment)                    for profiles: this moment of a step is now
 //
@@ -57,19 +59,21 @@ class Scheduler {
         : port(port), ring(ring), engine(engine), s(state), control(control) {}
 
     BLINK_DEV Outcome pass() {
-        if (s.flight.active) {
-            if (!has_landed()) {
-                look(port.scan_share(ring.slot_count));
-                return finish_pass(Outcome::kBusy);
-            }
+        if (s.flight.active && has_landed()) {
             port.stamp(Moment::kLanded);
             land();
             port.stamp(Moment::kDelivered);
         }
-        if (looks == 0) look(ring.slot_count);
-        looks = 0;
-        retire();
-        return finish_pass(next_step());
+        const bool busy = s.flight.active;
+        if (busy || looks == 0) look(busy ? port.scan_share(ring.slot_count) : ring.slot_count);
+        Outcome outcome = Outcome::kBusy;
+        if (!busy) {
+            looks = 0;
+            retire();
+            outcome = next_step();
+            publish_fresh();
+        }
+        return finish_pass(outcome);
     }
 
   private:
@@ -98,8 +102,14 @@ class Scheduler {
         port.sync();  // every lane has decided before the leader changes what it decided on
         if (!prefill && !decode) return nothing_runs();
         if (window_full) return relaunch();
-        if (prefill && plan_prefill()) return launch_prefill();
-        if (decode && reserve_blocks()) return launch_decode();
+        Flight next{};
+        if (prefill && plan_prefill())
+            next = prepare_prefill();
+        else if (decode && reserve_blocks())
+            next = prepare_decode();
+        else
+            return Outcome::kProgress;
+        launch(next);
         return Outcome::kProgress;
     }
 
@@ -127,13 +137,13 @@ class Scheduler {
     BLINK_DEV bool plan_prefill();
     BLINK_DEV bool plan_sequence(uint32_t slot);
     BLINK_DEV bool admit(uint32_t slot);
+    BLINK_DEV Flight prepare_prefill();
+    BLINK_DEV Flight prepare_decode();
     BLINK_DEV void fill_prefill(uint32_t sequences);
     BLINK_DEV void fill_decode(uint32_t rows);
     BLINK_DEV void fill_sampling(SamplingRow& row, uint32_t slot) const;
     BLINK_DEV void advance_sampling(SamplingRow& row, const Request& r) const;
-    BLINK_DEV Outcome launch_prefill();
-    BLINK_DEV Outcome launch_decode();
-    BLINK_DEV Outcome launch(Phase phase, uint32_t graph, uint32_t sequences);
+    BLINK_DEV void launch(Flight next);
     BLINK_DEV Outcome relaunch();
     BLINK_DEV bool has_landed();
     BLINK_DEV void land();
@@ -157,7 +167,7 @@ class Scheduler {
     }
 
     BLINK_DEV void publish_fresh() {
-        for (uint32_t row = port.lane(); row < s.row_limit; row += port.lanes()) {
+        for (uint32_t row = port.row_lane(); row < s.row_limit; row += port.lanes()) {
             const uint32_t slot = s.row_slots[row];
             if (slot == kNoSlot || !request(slot).fresh) continue;
             publish(slot, request(slot).state);
@@ -185,18 +195,20 @@ class Scheduler {
     }
 
     BLINK_DEV Outcome finish_pass(Outcome outcome) {
-        if (outcome != Outcome::kBusy) publish_fresh();
         if (leader()) {
-            port.store(&ring.header->heartbeat_ns, port.now_ns());
             if (outcome != Outcome::kBusy || s.event_count > 0) publish_header();
-            for (uint32_t range = 0; range < ring.range_count; ++range) {
-                if (!s.dirty[range]) continue;
-                s.dirty[range] = false;
-                port.notify(range);
-            }
+            if constexpr (Port::kNotifies) notify_owners();
         }
         port.sync();
         return outcome;
+    }
+
+    BLINK_DEV void notify_owners() {
+        for (uint32_t range = 0; range < ring.range_count; ++range) {
+            if (!s.dirty[range]) continue;
+            s.dirty[range] = false;
+            port.notify(range);
+        }
     }
 
     BLINK_DEV void publish_header() {

@@ -82,9 +82,9 @@ BLINK_DEV bool Scheduler<Port>::plan_sequence(uint32_t slot) {
 }
 
 template <class Port>
-BLINK_DEV Outcome Scheduler<Port>::launch_prefill() {
+BLINK_DEV Flight Scheduler<Port>::prepare_prefill() {
     port.stamp(Moment::kDecided);
-    for (uint32_t row = port.lane(); row < s.row_limit; row += port.lanes()) {
+    for (uint32_t row = port.row_lane(); row < s.row_limit; row += port.lanes()) {
         const uint32_t slot = s.row_slots[row];
         if (slot != kNoSlot && request(slot).decoding) publish_later(request(slot), SlotState::kDecodePaused);
     }
@@ -92,7 +92,7 @@ BLINK_DEV Outcome Scheduler<Port>::launch_prefill() {
     const uint32_t column = (s.plan_tokens - 1) / engine.token_granularity;
     const uint32_t graph = engine.prefill_lookup[(s.plan_count - 1) * columns + column];
     fill_prefill(engine.graphs[graph].sequences);
-    return launch(Phase::kPrefill, graph, s.plan_count);
+    return {true, Phase::kPrefill, graph, s.plan_count, 0};
 }
 
 template <class Port>
@@ -110,6 +110,7 @@ BLINK_DEV void Scheduler<Port>::fill_prefill(uint32_t sequences) {
             if (token < 0 || static_cast<uint32_t>(token) >= engine.vocabulary_size) {
                 token = 0;
                 r.ending = Reason::kInvalidRecord;
+                port.store(&s.row_ended, true);
             }
             prefill.token_ids[entry.packed_at + t] = token;
         }
@@ -136,17 +137,17 @@ BLINK_DEV void Scheduler<Port>::fill_prefill(uint32_t sequences) {
 }
 
 template <class Port>
-BLINK_DEV Outcome Scheduler<Port>::launch_decode() {
+BLINK_DEV Flight Scheduler<Port>::prepare_decode() {
     port.stamp(Moment::kDecided);
     const uint32_t graph = engine.decode_lookup[s.row_limit - 1];
     fill_decode(engine.graphs[graph].sequences);
-    return launch(Phase::kDecode, graph, s.row_limit);
+    return {true, Phase::kDecode, graph, s.row_limit, 0};
 }
 
 template <class Port>
 BLINK_DEV void Scheduler<Port>::fill_decode(uint32_t rows) {
     const PhaseBuffers& decode = buffers(Phase::kDecode);
-    for (uint32_t row = port.lane(); row < rows; row += port.lanes()) {
+    for (uint32_t row = port.row_lane(); row < rows; row += port.lanes()) {
         const uint32_t slot = row < s.row_limit ? s.row_slots[row] : kNoSlot;
         const bool active = slot != kNoSlot && request(slot).decoding;
         decode.token_ids[row] = active ? request(slot).last_token : 0;
@@ -193,35 +194,35 @@ BLINK_DEV void Scheduler<Port>::advance_sampling(SamplingRow& row, const Request
 }
 
 template <class Port>
-BLINK_DEV Outcome Scheduler<Port>::launch(Phase phase, uint32_t graph, uint32_t sequences) {
+BLINK_DEV void Scheduler<Port>::launch(Flight next) {
     port.sync();  // every lane's inputs are written
     if (leader()) {
-        const bool prefill = phase == Phase::kPrefill;
-        s.launches[static_cast<uint32_t>(phase)] += 1;
+        const bool prefill = next.phase == Phase::kPrefill;
+        s.launches[static_cast<uint32_t>(next.phase)] += 1;
         port.release();
         port.stamp(Moment::kFilled);
-        LaunchResult result = port.launch(graph);
+        LaunchResult result = port.launch(next.graph);
         for (uint32_t tries = 1; result == LaunchResult::kRetry && tries < kMaxLaunchRetries; ++tries) {
             s.counters.launch_retries += 1;
-            result = port.launch(graph);
+            result = port.launch(next.graph);
         }
         port.stamp(Moment::kLaunched);
-        s.flight = {true, phase, graph, sequences, port.now_ns()};
+        next.started_ns = port.now_ns();
+        s.flight = next;
         s.prefilled_last = prefill;
         s.window_launches += 1;
         (prefill ? s.counters.prefill_launches : s.counters.decode_launches) += 1;
         if (prefill) s.counters.prompt_tokens += s.plan_tokens;
-        trace(TraceKind::kLaunch, graph, sequences, prefill ? s.plan_tokens : s.decoding_count);
+        trace(TraceKind::kLaunch, next.graph, next.sequences, prefill ? s.plan_tokens : s.decoding_count);
         if (result != LaunchResult::kLaunched) {
             s.failed = 1;
             s.flight.active = false;
+            s.row_ended = true;
             for (uint32_t row = 0; row < s.row_limit; ++row)
                 if (s.row_slots[row] != kNoSlot) request(s.row_slots[row]).ending = Reason::kEngineError;
         }
     }
     port.sync();
-    if (s.failed != 0) retire();
-    return s.failed != 0 ? Outcome::kFailed : Outcome::kProgress;
 }
 
 // All state is in memory that survives: the next instance begins a fresh window.
@@ -250,14 +251,17 @@ BLINK_DEV void Scheduler<Port>::land() {
     const uint32_t error = *step.error;
     const uint32_t sequences = phase == Phase::kPrefill ? s.plan_count : s.row_limit;
     uint32_t delivered = 0, joined = 0;
-    for (uint32_t i = port.lane(); i < sequences; i += port.lanes()) {
+    for (uint32_t i = port.row_lane(); i < sequences; i += port.lanes()) {
         const uint32_t slot = phase == Phase::kPrefill ? s.plan[i].slot : s.row_slots[i];
         const int32_t token = step.output_tokens[i];
         if (slot == kNoSlot) continue;
         Request& r = request(slot);
         if (phase == Phase::kDecode && !r.decoding) continue;
         r.computed += phase == Phase::kPrefill ? s.plan[i].tokens : 1;
-        if (error != 0) r.ending = Reason::kEngineError;
+        if (error != 0) {
+            r.ending = Reason::kEngineError;
+            port.store(&s.row_ended, true);
+        }
         if (r.computed < r.length()) continue;
         if (!r.decoding) {
             joined += 1;
@@ -268,6 +272,7 @@ BLINK_DEV void Scheduler<Port>::land() {
             deliver(slot, i, token);
             delivered += r.ending != Reason::kBadToken;
         }
+        if (r.ending != Reason::kNone) port.store(&s.row_ended, true);
     }
     delivered = port.sum(delivered);
     joined = port.sum(joined);
