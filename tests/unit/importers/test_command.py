@@ -12,6 +12,7 @@ from blink_server.errors import BlinkError
 from blink_server.importers.command import import_command
 from blink_server.plugins import DIRECTORIES_VARIABLE
 from blink_server.testing.tiny_gguf import write_tiny_gguf
+from blink_server.testing.tiny_huggingface import write_tiny_huggingface
 
 PLUGIN = '''
 from blink_server.backend import BuildResult
@@ -24,6 +25,7 @@ class Copy:
 
     def build(self, checkpoint, directory, *, limits, progress):
         norm = checkpoint.tensor("model.norm.weight")
+        up = checkpoint.tensor("model.layers.0.mlp.up_proj.weight")
         (directory / "norm.bin").write_bytes(norm.tobytes())
         progress("weights", 1.0)
         return BuildResult(
@@ -33,6 +35,7 @@ class Copy:
                 "limits": {"context_length": 128, "max_rows": 2, **limits},
             },
             graph_grid={"decode": [{"rows": 1}], "prefill": [{"sequences": 1, "tokens": 64}]},
+            notes=[f"up_proj comes in {getattr(up, 'bits', 'float32')}"],
         )
 
     def check(self, version):
@@ -68,8 +71,15 @@ def file(tmp_path: Path) -> Path:
     return write_tiny_gguf(tmp_path / "tiny.gguf").path
 
 
-def run(file: Path, repository: Path, *arguments: str, name: str = "tiny") -> Result:
-    options = ["--gguf", str(file), "--name", name, "--model-repository", str(repository)]
+def run(
+    file: Path,
+    repository: Path,
+    *arguments: str,
+    name: str = "tiny",
+    source: str | None = None,
+) -> Result:
+    source = source or ("--hf" if file.is_dir() else "--gguf")
+    options = [source, str(file), "--name", name, "--model-repository", str(repository)]
     return CliRunner().invoke(import_command, [*options, "--backend", "copy", *arguments])
 
 
@@ -86,7 +96,8 @@ def test_it_says_what_it_wrote_and_how_to_serve_it(tmp_path: Path, file: Path) -
     directory = repository / "tiny" / "1"
     lines = result.stdout.splitlines()
     assert lines[0] == f"wrote {directory}"
-    listed = {line.split()[0]: line.split()[1:] for line in lines[1:-1]}
+    assert lines[-2] == "note: up_proj comes in 4"
+    listed = {line.split()[0]: line.split()[1:] for line in lines[1:-2]}
     assert set(listed) == {path.name for path in directory.iterdir()}
     assert listed["norm.bin"] == ["256", "B"]
     assert lines[-1] == f"serve it: blink-server serve --model-repository '{repository}'"
@@ -136,3 +147,65 @@ def test_an_existing_version_is_refused(tmp_path: Path, file: Path) -> None:
     run(file, tmp_path / "models", "--version", "2")
     again = run(file, tmp_path / "models", "--version", "2")
     assert f"{tmp_path / 'models' / 'tiny' / '2'} exists already" in failure(again)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return write_tiny_huggingface(tmp_path / "qwen", "qwen2").directory
+
+
+@pytest.mark.parametrize(
+    ("arguments", "notes"),
+    [
+        ([], ["quantized 1 float matrices to int8: error 0.5", "up_proj comes in 8"]),
+        (["--quantize", "int8"], ["quantized 1 float matrices to int8: ", "up_proj comes in 8"]),
+        (["--quantize", "int4"], ["quantized 1 float matrices to int4 ", "up_proj comes in 4"]),
+        (["--quantize", "none"], ["up_proj comes in float32"]),
+    ],
+)
+def test_float_matrices_are_quantized_as_asked_and_the_error_is_told(
+    tmp_path: Path, directory: Path, arguments: list[str], notes: list[str]
+) -> None:
+    result = run(directory, tmp_path / "models", *arguments)
+    assert result.exception is None
+    told = [line.removeprefix("note: ") for line in result.stdout.splitlines() if "note: " in line]
+    assert len(told) == len(notes)
+    assert all(line.startswith(note) for line, note in zip(told, notes, strict=True))
+    source = load_model_config(tmp_path / "models" / "tiny" / "1")["source"]
+    assert source["file"] == "qwen/model.safetensors"
+    assert source.get("quantized_to_bits") == {"int4": 4, "none": None}.get(
+        arguments[-1] if arguments else "", 8
+    )
+
+
+def test_a_hubs_model_is_fetched_by_its_id(
+    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def fetched(hub_id: str, revision: str | None) -> tuple[Path, str]:
+        asked.append((hub_id, revision))
+        return directory, "c0ffee"
+
+    monkeypatch.setattr("blink_server.importers.command.fetch", fetched)
+    monkeypatch.chdir(tmp_path)
+    result = run(Path("org/tiny"), tmp_path / "models", "--revision", "v1", source="--hf")
+    assert result.exception is None
+    assert asked == [("org/tiny", "v1")]
+    source = load_model_config(tmp_path / "models" / "tiny" / "1")["source"]
+    assert (source["model"], source["revision"]) == ("org/tiny", "c0ffee")
+
+
+def test_one_source_is_wanted_and_one_that_is_there(tmp_path: Path, directory: Path) -> None:
+    common = ["--name", "x", "--backend", "copy", "--model-repository", str(tmp_path / "models")]
+    neither = CliRunner().invoke(import_command, common)
+    both = CliRunner().invoke(import_command, [*common, "--gguf", "a", "--hf", str(directory)])
+    for result in (neither, both):
+        assert result.exit_code == 2
+        assert "give one of --gguf and --hf" in result.stderr
+    nowhere = run(tmp_path / "nowhere", tmp_path / "models", source="--hf")
+    assert f"{tmp_path / 'nowhere'} is neither a directory nor a hub's id" in failure(nowhere)
+    revised = run(directory, tmp_path / "models", "--revision", "v1")
+    assert revised.exit_code == 2
+    assert "--revision is of a hub's model" in revised.stderr
+    assert not (tmp_path / "models").exists()
