@@ -36,12 +36,9 @@ BLINK_DEV bool Scheduler<Port>::asks(uint32_t slot) const {
     const FrontendWords words = port.load_words(&ring.words[slot]);
     const SlotStatus shown = ring.status[slot];
     switch (unpack_status(shown.word).state) {
-        case SlotState::kEmpty:
-            return ticket_newer(words.submit, shown.ticket);
-        case SlotState::kDecodeCompleted:
-            return words.release == shown.ticket;
-        default:
-            return words.cancel == shown.ticket;
+        case SlotState::kEmpty: return ticket_newer(words.submit, shown.ticket);
+        case SlotState::kDecodeCompleted: return words.release == shown.ticket;
+        default: return words.cancel == shown.ticket;
     }
 }
 

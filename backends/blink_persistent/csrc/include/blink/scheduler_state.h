@@ -130,7 +130,7 @@ struct SchedulerState {
     uint64_t next_number;
     Command command;
     bool accepting;
-    bool row_ended;            // a request on a row has its ending set
+    bool row_ended;          // a request on a row has its ending set
     bool prefilled_last;     // the last launch was a prefill
     bool completed_any;      // in this pass: a release may be waiting already
     bool dirty[kMaxRanges];  // ranges whose owner has something to read

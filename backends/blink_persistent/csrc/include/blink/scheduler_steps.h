@@ -315,7 +315,8 @@ BLINK_DEV void Scheduler<Port>::deliver(uint32_t slot, uint32_t index, int32_t t
         port.store(reinterpret_cast<float*>(entry), step.output_logprobs[index]);
         for (uint32_t k = 0; k < top; ++k) {
             port.store(entry + 1 + k, step.output_top_ids[index * kMaxTopLogprobs + k]);
-            port.store(reinterpret_cast<float*>(entry + 1 + top + k), step.output_top_logprobs[index * kMaxTopLogprobs + k]);
+            port.store(reinterpret_cast<float*>(entry + 1 + top + k),
+                       step.output_top_logprobs[index * kMaxTopLogprobs + k]);
         }
     }
     r.last_token = token;
