@@ -13,12 +13,19 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from blink_persistent.ring import Reason, SlotState
 from blink_persistent.testing.observed import Command, Outcome
+from blink_persistent.testing.random_requests import any_request
 from blink_persistent.testing.scripted_harness import ScriptedHarness
-from blink_persistent.testing.scripted_request import Answer, ScriptedRequest
+from blink_persistent.testing.scripted_request import Answer
 from blink_persistent.testing.scripted_shape import ScriptedShape
 from blink_persistent.testing.step_audit import StepAudit
 
@@ -35,59 +42,19 @@ NEXT_STATES: dict[SlotState | None, tuple[SlotState, ...]] = {
     SlotState.DECODE_COMPLETED: (SlotState.EMPTY,),
     SlotState.EMPTY: (),
 }
-INVALID = [
-    {"prompt_length": 0},
-    {"prompt_length": 96},
-    {"prompt_offset": 0xFFFFFFFF},
-    {"output_offset": 0xFFFFFFFF},
-    {"logprobs_offset": 0xFFFFFFFF, "logprobs": 1},
-    {"stop_count": 0xFFFFFFFF},
-    {"bias_count": 0x80000000},
-    {"max_tokens": 0},
-    {"max_tokens": 97},
-    {"logprobs": 22},
-    {"priority": 4},
-    {"temperature": float("nan")},
-    {"temperature": float("inf")},
-    {"temperature": -1.0},
-    {"top_p": 0.0},
-    {"min_p": float("nan")},
-    {"repetition_penalty": 0.0},
-    {"presence_penalty": float("inf")},
-    {"frequency_penalty": float("nan")},
-]
-
-shapes = st.builds(
-    ScriptedShape,
-    ranges=st.just(RANGES),
-    rows_movable=st.booleans(),
-    max_rows=st.sampled_from([1, 3, 5]),
-    max_sequences=st.sampled_from([1, 2, 4]),
-    max_prefill_tokens=st.sampled_from([16, 33]),
-    block_size=st.sampled_from([1, 4]),
-    block_count=st.sampled_from([12, 20, 96]),
-    eos_every=st.sampled_from([0, 11]),
-    poison_token=st.sampled_from([-1, 50]),
-    epoch=st.sampled_from([1, 7]),
-)
-
-
-@st.composite
-def requests(draw: st.DrawFn) -> ScriptedRequest:
-    tokens = random.Random(draw(st.integers(0, 1 << 20)))
-    prompt = [tokens.randrange(101) for _ in range(draw(st.integers(1, 40) | st.integers(1, 95)))]
-    if draw(st.integers(0, 19)) == 0:
-        prompt[tokens.randrange(len(prompt))] = draw(st.sampled_from([-1, 101]))
-    return ScriptedRequest(
-        prompt=tuple(prompt),
-        max_tokens=draw(st.integers(1, 40)),
-        min_tokens=draw(st.sampled_from([0, 0, 5, 50])),
-        stop=draw(st.sampled_from([(), (), (7, 60), (2,)])),
-        ignore_eos=draw(st.booleans()),
-        priority=draw(st.sampled_from([0, 1, 1, 3])),
-        logprobs=draw(st.sampled_from([0, 1, 3])),
-        overrides=draw(st.sampled_from(INVALID)) if draw(st.integers(0, 9)) == 0 else {},
-    )
+SHAPES = {
+    "roomy": ScriptedShape(ranges=RANGES, max_rows=5, max_sequences=4, epoch=7),
+    "few blocks": ScriptedShape(ranges=RANGES, max_rows=5, max_sequences=1, block_count=20),
+    "tiny blocks": ScriptedShape(
+        ranges=RANGES, block_size=1, block_count=70, max_prefill_tokens=16, eos_every=11
+    ),
+    "NaN": ScriptedShape(ranges=RANGES, max_rows=3, block_count=30, poison_token=50),
+    "one row": ScriptedShape(ranges=RANGES, max_rows=1, max_prefill_tokens=33),
+    "fixed rows": ScriptedShape(ranges=RANGES, rows_movable=False, eos_every=11, poison_token=50),
+    "fixed, chunked": ScriptedShape(
+        ranges=RANGES, rows_movable=False, max_sequences=1, max_prefill_tokens=16
+    ),
+}
 
 
 @dataclass
@@ -96,6 +63,7 @@ class Held:
 
     ticket: int
     answer: Answer
+    lazy: bool  # releases when told to, not as soon as it may
     state: SlotState | None = None  # as last read; None: not claimed yet
     tokens: tuple[int, ...] = ()
     cancelled: bool = False
@@ -103,23 +71,37 @@ class Held:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(shape=shapes, first=st.sampled_from([1, 255, 0x7FFFFFFE]))
-    def start(self, shape: ScriptedShape, first: int) -> None:
+    def __init__(self, shape: ScriptedShape) -> None:
+        super().__init__()
         self.harness = ScriptedHarness(shape)
         self.audit = StepAudit(self.harness)
-        self.tickets = dict.fromkeys(PLACES, first - 1)
         self.held: dict[int, Held] = {}
         self.orphans: set[int] = set()
         self.parked = self.closing = self.landing = False
 
-    @rule(place=st.sampled_from(PLACES), request=requests())
-    def submit(self, place: int, request: ScriptedRequest) -> None:
-        if place in self.held or place // 256 in self.orphans:
-            return
-        self.tickets[place] += 1
-        answer = Answer((), Reason.CLOSED) if self.closing else request.answer(self.harness.shape)
-        self.held[place] = Held(self.tickets[place], answer)
-        self.harness.submit(place, self.tickets[place], request)
+    @initialize(
+        first=st.sampled_from([1, 255, 0x7FFFFFFE]),
+        deaths=st.integers(0, 3),
+    )
+    def start(self, first: int, deaths: int) -> None:
+        self.tickets = dict.fromkeys(PLACES, first - 1)
+        self.deaths = deaths  # still to come: they end much at once
+        self.batches = 0
+
+    @rule(seed=st.integers(0, 1 << 40))
+    def submit(self, seed: int) -> None:
+        """Several frontends at once, each in slots of its own."""
+        chance = random.Random(seed)
+        self.batches += 1
+        free = [p for p in PLACES if p not in self.held and p // 256 not in self.orphans]
+        chance.shuffle(free)
+        wanted = [any_request(chance) for _ in range(chance.randint(1, 6))]
+        for place, request in zip(free, wanted, strict=False):
+            self.tickets[place] += 1
+            answer = request.answer(self.harness.shape)
+            answer = Answer((), Reason.CLOSED) if self.closing else answer
+            self.held[place] = Held(self.tickets[place], answer, chance.random() < 0.2)
+            self.harness.submit(place, self.tickets[place], request)
 
     @rule(place=st.sampled_from(PLACES))
     def cancel(self, place: int) -> None:
@@ -134,40 +116,55 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.harness.ring.atomic.release(place, held.ticket)
             held.released = True
 
+    @precondition(lambda self: self.deaths > 0)
     @rule(range_=st.integers(0, RANGES - 1))
     def owner_dies(self, range_: int) -> None:
         """Its words pass on; the successor starts only when every slot is {submit, EMPTY}."""
+        self.deaths -= 1
         self.orphans.add(range_)
         for place in PLACES:
             if place // 256 == range_ and self.harness.take_over(place) and place in self.held:
                 self.held[place].cancelled = self.held[place].released = True
 
-    @rule(count=st.integers(1, 60), finish=st.booleans())
+    @rule(count=st.integers(1, 90), finish=st.sampled_from([True, True, True, False]))
     def passes(self, count: int, finish: bool) -> None:
         for _ in range(count):
             self.one_pass(finish)
 
-    @precondition(lambda self: self.harness.flight is not None)
     @rule()
     def step_fails(self) -> None:
-        """The running step ends with an error: just those it served end, with their tokens."""
+        """The next step ends with an error: just those it served end, with their tokens."""
+        for _ in range(3):
+            if self.harness.flight is None:
+                self.one_pass(finish=False)
+        if self.harness.flight is None:
+            return
         for slot in self.audit.in_flight:
             held = self.held[slot]
             held.answer, held.cancelled = Answer(held.tokens, Reason.ENGINE_ERROR), False
         self.finish_step(error=9)
         self.one_pass(finish=False)
 
-    @rule()
-    def park_or_resume(self) -> None:
-        self.parked = not self.parked
-        self.harness.scheduler.command(Command.PARK if self.parked else Command.RUN)
+    @rule(resume=st.sampled_from([True, True, True, False]))
+    def park(self, resume: bool) -> None:
+        """Parked at least until the running step has ended and one more pass was made."""
+        self.harness.scheduler.command(Command.PARK)
+        self.parked = True
+        for _ in range(3):
+            self.one_pass(finish=True)
+        if resume:
+            self.resume()
 
-    @precondition(lambda self: not self.closing)
-    @rule(wanted=st.integers(0, 4))
-    def close(self, wanted: int) -> None:
-        """Everything not claimed by now ends CLOSED, and only that; it is drawn rarely."""
-        if wanted != 0:
-            return
+    @precondition(lambda self: self.parked)
+    @rule()
+    def resume(self) -> None:
+        self.harness.scheduler.command(Command.RUN)
+        self.parked = False
+
+    @precondition(lambda self: self.batches >= 6 and not self.closing)
+    @rule()
+    def close(self) -> None:
+        """Everything not claimed by now ends CLOSED, and only that."""
         self.closing = True
         self.harness.scheduler.close()
         for held in self.held.values():
@@ -213,15 +210,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         held.tokens = tokens
         if status.state != SlotState.DECODE_COMPLETED:
             assert status.reason == Reason.NONE
-        elif not (held.cancelled and status.reason == Reason.CANCELLED):
+            return
+        if not held.lazy:
+            self.release(place)
+        if not (held.cancelled and status.reason == Reason.CANCELLED):
             assert Answer(tokens, status.reason) == held.answer
 
     def teardown(self) -> None:
-        if not hasattr(self, "harness"):
-            return
         try:
-            self.harness.scheduler.command(Command.RUN)
-            self.parked = False
+            self.resume()
             for place in self.held:
                 self.release(place)
             for _ in range(20_000):
@@ -238,12 +235,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.harness.close()
 
 
-class TestModel(SchedulerMachine.TestCase):  # type: ignore[misc,valid-type]
-    settings = settings(
-        max_examples=80, stateful_step_count=40, deadline=None, derandomize=True, database=None
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_model(shape: ScriptedShape) -> None:
+    run_state_machine_as_test(
+        lambda: SchedulerMachine(shape),  # type: ignore[arg-type]
+        settings=settings(
+            max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, database=None
+        ),
     )
 
 
 @pytest.mark.slow
-class TestModelAtLength(SchedulerMachine.TestCase):  # type: ignore[misc,valid-type]
-    settings = settings(max_examples=3000, stateful_step_count=60, deadline=None)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_model_at_length(shape: ScriptedShape) -> None:
+    run_state_machine_as_test(
+        lambda: SchedulerMachine(shape),  # type: ignore[arg-type]
+        settings=settings(max_examples=500, stateful_step_count=60, deadline=None),
+    )

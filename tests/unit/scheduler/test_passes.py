@@ -142,9 +142,12 @@ def test_every_slot_at_once(harness: ScriptedHarness) -> None:
     assert harness.counters("claims", "completions") == [1024, 1024]
 
 
-@pytest.mark.parametrize("priorities", [(0, 0, 0), (2, 1, 0)])
-def test_preempted_requests_answer_as_if_undisturbed(priorities: tuple[int, ...]) -> None:
-    shape = ScriptedShape(block_size=2, block_count=20)
+@pytest.mark.parametrize(("priorities", "youngest"), [((0, 0, 0, 0), 2), ((2, 1, 0, 3), 0)])
+def test_preempted_requests_answer_as_if_undisturbed(
+    priorities: tuple[int, ...], youngest: int
+) -> None:
+    """Three rows, four requests: who was preempted goes on before who has never run."""
+    shape = ScriptedShape(max_rows=3, block_size=2, block_count=20)
     requests = [
         ScriptedRequest((5 + i, 6, 7, 8), max_tokens=25, priority=priority)
         for i, priority in enumerate(priorities)
@@ -156,8 +159,8 @@ def test_preempted_requests_answer_as_if_undisturbed(priorities: tuple[int, ...]
         events = harness.trace()
         preempted = [event.a for event in events if event.kind == TraceKind.PREEMPT]
         ended = [event.a for event in events if event.kind == TraceKind.END]
-        assert preempted[0] == (2 if priorities == (0, 0, 0) else 0)  # youngest, lowest first
-        assert ended == sorted(range(3), key=lambda slot: (priorities[slot], slot))
+        assert preempted[0] == youngest
+        assert ended == sorted(range(4), key=lambda slot: (priorities[slot], slot))
         for slot, request in enumerate(requests):
             assert harness.output(slot, 1) == request.answer(shape).tokens
         assert harness.counters("preemptions") == [len(preempted)]
