@@ -10,7 +10,7 @@ import pytest
 from blink_persistent.gpu.driver import cuda_driver
 from blink_persistent.ring import SlotState
 from blink_persistent.testing.device_harness import DeviceHarness
-from blink_persistent.testing.observed import TraceEvent, TraceKind
+from blink_persistent.testing.observed import Outcome, TraceEvent, TraceKind
 from blink_persistent.testing.scripted_harness import ScriptedHarness
 from blink_persistent.testing.scripted_request import ScriptedRequest
 from blink_persistent.testing.scripted_shape import ScriptedShape
@@ -50,6 +50,12 @@ def random_request(rng: random.Random, shape: ScriptedShape) -> ScriptedRequest:
     )
 
 
+def pass_until_quiet(harness: ScriptedHarness) -> None:
+    """Let the scheduler see what was written and do all that follows, up to a running step."""
+    while harness.run_pass() not in (Outcome.BUSY, Outcome.IDLE):
+        pass
+
+
 def record_on_host(shape: ScriptedShape, seed: int, steps: int, slots: int = 24) -> Recording:
     """Random events between the steps of the host's scheduler, each seen before the next."""
     rng = random.Random(seed)
@@ -81,12 +87,10 @@ def record_on_host(shape: ScriptedShape, seed: int, steps: int, slots: int = 24)
                     harness.ring.atomic.cancel(slot, tickets[slot])
                 else:
                     harness.ring.atomic.release(slot, tickets[slot])
-                harness.run_pass()
-                harness.run_pass()
+                pass_until_quiet(harness)
             if harness.flight is not None:
                 harness.finish_step()
-                harness.run_pass()
-                harness.run_pass()
+                pass_until_quiet(harness)
             elif len(script) >= steps and not script[-1]:
                 return Recording(script, harness.trace(), outputs)
 

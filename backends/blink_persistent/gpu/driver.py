@@ -118,6 +118,19 @@ class Gpu:
         self.call("cuStreamSynchronize", self.io)
         return values
 
+    def share(self, address: int) -> bytes:
+        """A handle by which another process of this machine can open an allocation."""
+        return bytes(self.call("cuIpcGetMemHandle", address).reserved)
+
+    def open_shared(self, handle: bytes) -> int:
+        """Address of another process's allocation here."""
+        shared = self.driver.CUipcMemHandle()
+        shared.reserved = handle
+        lazily = self.driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+        address = self.call("cuIpcOpenMemHandle", shared, lazily)
+        self._closers.append(lambda: self.call("cuIpcCloseMemHandle", address))
+        return int(address)
+
     def load(self, source: str, structs: Sequence[type[ctypes.Structure]]) -> DeviceProgram:
         """Compile, load and own `csrc/<source>`; `structs` are the mirrors that it must match."""
         cubin = compile_program(source, arch=self.arch, epilogue=layout_assertions(structs))

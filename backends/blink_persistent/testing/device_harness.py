@@ -27,7 +27,7 @@ from blink_persistent.testing.observed import Status, TraceEvent, TraceKind
 from blink_persistent.testing.scripted_request import ScriptedRequest
 from blink_persistent.testing.scripted_shape import ScriptedShape
 
-WHOLE_PASSES = 3  # heartbeats after which a pass has begun and ended since a moment
+WHOLE_TURNS = 8  # heartbeats after which all is done that follows from what was pushed before
 
 
 class DeviceHarness:
@@ -166,7 +166,7 @@ class DeviceHarness:
     def wait_for_passes(self) -> None:
         """Wait until what was pushed before has been seen, and what follows from it was done.
 
-        Only for rings that a running scheduler reads whole in one pass.
+        The heartbeat comes once for every turn of the ring.
         """
         last, seen = self.ring.field("heartbeat_ns"), 0
 
@@ -174,7 +174,7 @@ class DeviceHarness:
             nonlocal last, seen
             now = self.ring.field("heartbeat_ns")
             seen, last = seen + (now != last), now
-            return seen >= WHOLE_PASSES
+            return seen >= WHOLE_TURNS
 
         self.wait_until(passed, "the scheduler's passes")
 

@@ -110,16 +110,16 @@ def parts(times: npt.NDArray[np.int64], profile: npt.NDArray[np.int64]) -> dict[
     begins = np.flatnonzero(kind == Moment.LANDED)
     begins = begins[begins + len(cycle) <= len(kind)]
     whole = begins[(kind[begins[:, None] + np.arange(len(cycle))] == cycle).all(axis=1)]
+    whole = whole[(at[whole] > times[0, 1]) & (at[whole] < times[-2, 1])]
     landed, launched = at[whole], at[whole + len(cycle) - 1]
     found: dict[str, Any] = {}
     ended = times[np.searchsorted(times[:, 1], landed, "right") - 1, 1]
-    found["ended..LANDED"] = spread((landed - ended)[ended <= landed])
+    found["ended..LANDED"] = spread(landed - ended)
     for i in range(1, len(cycle)):
         name = f"{STEP_MOMENTS[i - 1].name}..{STEP_MOMENTS[i].name}"
         found[name] = spread(at[whole + i] - at[whole + i - 1])
-    next_ = np.searchsorted(times[:, 0], at[whole + len(cycle) - 2], "right")
-    inside = next_ < len(times)
-    found["LAUNCHED..begun"] = spread(times[next_[inside], 0] - launched[inside])
+    begun = times[np.searchsorted(times[:, 0], at[whole + len(cycle) - 2], "right"), 0]
+    found["LAUNCHED..begun"] = spread(begun - launched)
     found["scan of all slots"] = between(kind, at, Moment.SCANNING, Moment.SCANNED)
     found["tail relaunch"] = between(kind, at, Moment.RELAUNCHING, Moment.STARTED)
     return found
