@@ -6,6 +6,7 @@ from typing import Any
 
 import falcon.asgi
 
+from blink_server.http.access_log import AccessLog, RequestIds
 from blink_server.http.auth import ApiKeys
 from blink_server.http.errors import handle_error
 from blink_server.http.metrics import Metrics
@@ -43,6 +44,21 @@ class _CountResponses:
         self._metrics.responded(method, route, resp.status_code)
 
 
+def _middleware(settings: ServerSettings, metrics: Metrics) -> list[Any]:
+    chain: list[Any] = [RequestIds()]
+    if settings.access_log is not None:
+        chain.append(AccessLog(settings.access_log))
+    if settings.cors_origins:
+        everyone = "*" in settings.cors_origins
+        chain.append(
+            falcon.CORSMiddleware(
+                allow_origins="*" if everyone else settings.cors_origins,
+                expose_headers=["X-Request-Id", "Retry-After"],
+            )
+        )
+    return [*chain, _CountResponses(metrics), ApiKeys(settings)]
+
+
 def create_app(
     directory: ModelDirectory,
     settings: ServerSettings | None = None,
@@ -56,7 +72,7 @@ def create_app(
     """
     settings = settings or ServerSettings()
     metrics = metrics or Metrics()
-    app = ScopedApp(middleware=[ApiKeys(settings.api_key_digests), _CountResponses(metrics)])
+    app = ScopedApp(middleware=_middleware(settings, metrics))
     app.add_error_handler(Exception, handle_error)
     app.add_error_handler(falcon.HTTPError, handle_error)
     models, health = ModelsResource(directory), HealthResource(directory)

@@ -1,39 +1,117 @@
-"""API keys: who may use the routes that reach a model.
+"""API keys: who may use the routes that reach a model, and how much at a time.
 
-Everything under /v1 needs a key where keys are set. /health, /version and /metrics stay open:
-probes and scrapers carry no keys, and these routes tell nothing of anybody's text.
+Everything but /health, /version, /metrics and the description of the API needs a key where keys
+are set: probes and scrapers carry no keys, and these routes tell nothing of anybody's text.
 """
 
 from __future__ import annotations
 
 import hmac
+import logging
+from collections import Counter
+from pathlib import Path
 
 import falcon.asgi
 
-from blink_server.http.errors import Unauthorized
-from blink_server.http.settings import key_digest
+from blink_server.api_keys import read_api_keys
+from blink_server.errors import BlinkError
+from blink_server.http.errors import TooManyRequests, Unauthorized
+from blink_server.http.scope import cleanup_of, record_of
+from blink_server.http.settings import ServerSettings, key_digest
 
-_OPEN = ("/health", "/version", "/metrics")
+logger = logging.getLogger(__name__)
+
+_OPEN = ("/health", "/version", "/metrics", "/openapi.json", "/docs")
+
+
+class KeyRing:
+    """The digests of the keys that may be used now; a key file is read again when it changes."""
+
+    def __init__(self, digests: frozenset[bytes], file: Path | None = None) -> None:
+        """Raises `BlinkError` where the file cannot be used."""
+        self._given = digests
+        self._file = file
+        self._from_file: frozenset[bytes] = frozenset()
+        self._seen: tuple[int, ...] | None = None
+        if file is not None:
+            self._seen = _signature(file)
+            self._from_file = _read(file)
+
+    @property
+    def digests(self) -> frozenset[bytes]:
+        """All of them. A changed file that cannot be used leaves the keys as they were."""
+        if self._file is not None and (seen := _signature(self._file)) != self._seen:
+            self._seen = seen
+            try:
+                self._from_file = _read(self._file)
+                logger.info("API key file %s: read again", self._file)
+            except BlinkError as error:
+                logger.error("%s; the keys stay as they were", error)
+        return self._given | self._from_file
+
+    @property
+    def open(self) -> bool:
+        """Whether everybody is let in."""
+        return not self._given and self._file is None
+
+
+def _signature(file: Path) -> tuple[int, ...] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode
+
+
+def _read(file: Path) -> frozenset[bytes]:
+    return frozenset(map(key_digest, read_api_keys(file)))
 
 
 class ApiKeys:
-    """Falcon middleware that asks for `Authorization: Bearer <key>`."""
+    """Falcon middleware that asks for `Authorization: Bearer <key>`, or `x-api-key: <key>`."""
 
-    def __init__(self, digests: frozenset[bytes]) -> None:
-        """`digests`: SHA-256 of each key; empty lets everybody in."""
-        self._digests = digests
+    def __init__(self, settings: ServerSettings) -> None:
+        """Raises `BlinkError` where the key file cannot be used."""
+        self._ring = KeyRing(settings.api_key_digests, settings.api_key_file)
+        self._most = settings.max_requests_per_key
+        self._running: Counter[bytes] = Counter()
 
     async def process_request(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
-        """Raises `Unauthorized` before anything of the body is read."""
-        if not self._digests or _is_open(req.path):
+        """Raises `Unauthorized`, `TooManyRequests` before anything of the body is read."""
+        # A browser asks what it may do before it has a key to show.
+        if self._ring.open or req.method == "OPTIONS" or _is_open(req.path):
             return
-        scheme, _, key = (req.get_header("Authorization") or "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise Unauthorized("an API key is needed: Authorization: Bearer <key>")
-        digest = key_digest(key.strip())
+        digest = self._find(_given_key(req))
+        record_of(req).key = digest.hex()[:12]
+        if req.method == "POST" and self._most is not None:
+            self._count(req, digest, self._most)
+
+    def _find(self, key: str) -> bytes:
+        digest = key_digest(key)
         # Every digest is compared, in constant time, so that timing tells nothing.
-        if not sum(hmac.compare_digest(digest, known) for known in self._digests):
+        if not sum(hmac.compare_digest(digest, known) for known in self._ring.digests):
             raise Unauthorized("the API key is not valid")
+        return digest
+
+    def _count(self, req: falcon.asgi.Request, digest: bytes, most: int) -> None:
+        if self._running[digest] >= most:
+            raise TooManyRequests(f"this key has {most} requests in progress, the most it may have")
+        self._running[digest] += 1
+        cleanup_of(req).callback(self._ended, digest)
+
+    def _ended(self, digest: bytes) -> None:
+        self._running[digest] -= 1
+        if not self._running[digest]:
+            del self._running[digest]
+
+
+def _given_key(req: falcon.asgi.Request) -> str:
+    scheme, _, key = (req.get_header("Authorization") or "").partition(" ")
+    # Anthropic's clients send the key in a header of its own.
+    key = key.strip() if scheme.lower() == "bearer" else (req.get_header("X-Api-Key") or "").strip()
+    if not key:
+        raise Unauthorized("an API key is needed: Authorization: Bearer <key>")
+    return key
 
 
 def _is_open(path: str) -> bool:

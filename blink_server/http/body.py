@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any, NoReturn
 
 import falcon.asgi
 
 from blink_server.errors import InvalidRequest
-from blink_server.http.errors import PayloadTooLarge
+from blink_server.http.errors import PayloadTooLarge, SlowBody
+from blink_server.http.settings import ServerSettings
 
 
-async def read_object(request: falcon.asgi.Request, *, most_bytes: int) -> dict[str, Any]:
+async def read_object(request: falcon.asgi.Request, settings: ServerSettings) -> dict[str, Any]:
     """The JSON object that a request carries.
 
-    Raises `PayloadTooLarge` before reading on, `InvalidRequest` for another content type, for what
-    is not JSON (NaN and Infinity are not) and for what is no object.
+    Raises `PayloadTooLarge` before reading on, `SlowBody`, `InvalidRequest` for another content
+    type, for what is not JSON (NaN and Infinity are not) and for what is no object.
     """
     media_type = (request.content_type or "application/json").partition(";")[0].strip().lower()
     if media_type != "application/json":
@@ -24,7 +26,7 @@ async def read_object(request: falcon.asgi.Request, *, most_bytes: int) -> dict[
             code="unsupported_content_type",
         )
     try:
-        body = json.loads(await _read(request, most_bytes), parse_constant=_refuse_constant)
+        body = json.loads(await _read(request, settings), parse_constant=_refuse_constant)
     except RecursionError as error:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from error
     except ValueError as error:
@@ -34,7 +36,15 @@ async def read_object(request: falcon.asgi.Request, *, most_bytes: int) -> dict[
     return body
 
 
-async def _read(request: falcon.asgi.Request, most_bytes: int) -> bytes:
+async def _read(request: falcon.asgi.Request, settings: ServerSettings) -> bytes:
+    try:
+        async with asyncio.timeout(settings.body_seconds):
+            return await _read_within(request, settings.max_body_bytes)
+    except TimeoutError:
+        raise SlowBody(f"the body did not arrive in {settings.body_seconds:g} s") from None
+
+
+async def _read_within(request: falcon.asgi.Request, most_bytes: int) -> bytes:
     chunks, size = [], request.content_length or 0
     if size <= most_bytes:
         size = 0

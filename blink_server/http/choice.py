@@ -45,6 +45,7 @@ class Choice:
         self.index = index
         self.prompt_index, self.number = divmod(index, request.n)
         self.prompt_tokens = 0
+        self.outcome: str | None = None
         self._request = request
         self._metrics = metrics
         self._operation = operation
@@ -132,6 +133,7 @@ class Choice:
             return
         if outcome not in ("stop", "length"):
             self.stream.cancel()
+        self.outcome = outcome
         lease.release()
         version = lease.entry.version
         self._metrics.observe_finished(

@@ -20,6 +20,7 @@ from blink_server.errors import (
     Unavailable,
     UnknownModel,
 )
+from blink_server.http.scope import current_request_id, record_of
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,18 @@ UNAVAILABLE_RETRY_SECONDS = 1
 
 class Unauthorized(BlinkError):
     """The API key is missing or wrong (HTTP 401)."""
+
+
+class TooManyRequests(BlinkError):
+    """The key has as many requests in progress as it may have (HTTP 429)."""
+
+
+class SlowBody(BlinkError):
+    """The body did not arrive in time (HTTP 408)."""
+
+
+class TimeExceeded(BlinkError):
+    """The answer was not finished in the time a request may take (HTTP 504)."""
 
 
 class PayloadTooLarge(BlinkError):
@@ -71,6 +84,15 @@ def describe(error: Exception) -> ErrorReply:
             return ErrorReply(404, "invalid_request_error", message, "model", "model_not_found")
         case PayloadTooLarge():
             return ErrorReply(413, "invalid_request_error", message, None, "payload_too_large")
+        case SlowBody():
+            return ErrorReply(408, "invalid_request_error", message, None, "slow_body")
+        case TooManyRequests():
+            headers = {"Retry-After": "1"}
+            return ErrorReply(
+                429, "rate_limit_error", message, None, "rate_limit_exceeded", headers
+            )
+        case TimeExceeded():
+            return ErrorReply(504, "server_error", message, None, "timeout")
         case Overloaded():
             return _retry_later(message, "overloaded", error.retry_after)
         case Unavailable() | InvalidModel():
@@ -102,9 +124,9 @@ def _describe_falcon(error: falcon.HTTPError) -> ErrorReply:
 def log_if_ours(error: Exception) -> None:
     """Log what the operator must know: defects with their trace, failures in one line."""
     if isinstance(error, EngineFailure):
-        logger.error("a request failed in its engine: %s", error)
+        logger.error("request %s failed in its engine: %s", current_request_id.get(), error)
     elif not isinstance(error, (BlinkError, falcon.HTTPError)):
-        logger.error("a request met a defect", exc_info=error)
+        logger.error("request %s met a defect", current_request_id.get(), exc_info=error)
 
 
 async def handle_error(
@@ -116,6 +138,7 @@ async def handle_error(
     """Falcon's error handler for every exception of every route."""
     log_if_ours(error)
     reply = describe(error)
+    record_of(request).error = reply.code
     response.status = falcon.code_to_http_status(reply.status)
     response.content_type = falcon.MEDIA_JSON
     response.data = reply.body()

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from blink_server.backend import FinishReason
 from blink_server.errors import EngineFailure, Overloaded, Unavailable
 from blink_server.http.choice import Choice, Delta
+from blink_server.http.errors import TimeExceeded
 from blink_server.http.metrics import Metrics
 from blink_server.http.models import Lease, ModelDirectory
 from blink_server.http.prepare import (
@@ -21,6 +22,7 @@ from blink_server.http.prepare import (
     encode_prompts,
     generate_request,
 )
+from blink_server.http.settings import ServerSettings
 from blink_server.http.wire import Used
 
 
@@ -36,7 +38,7 @@ class Generation:
         request_id: str,
         operation: str,
         received_ns: int,
-        retry_seconds: float,
+        settings: ServerSettings,
     ) -> None:
         self._directory = directory
         self._request = request
@@ -44,7 +46,9 @@ class Generation:
         self._request_id = request_id
         self._operation = operation
         self._received_ns = received_ns
-        self._retry_seconds = retry_seconds
+        self._settings = settings
+        self._deadline: asyncio.TimerHandle | None = None
+        self._expired = False
         self._encoded: dict[str, list[list[int]]] = {}
         self._pumps: list[asyncio.Task[None]] = []
         self.choices: list[Choice] = []
@@ -56,7 +60,9 @@ class Generation:
         Raises `UnknownModel`, `Unavailable`, `Overloaded`, `InvalidRequest`; what had been
         submitted by then is given back by `close`.
         """
-        request = self._request
+        request, seconds = self._request, self._settings.request_seconds
+        if seconds is not None:
+            self._deadline = asyncio.get_running_loop().call_later(seconds, self._expire)
         first = self._directory.lease(request.model)
         version = first.entry.version
         try:
@@ -114,13 +120,14 @@ class Generation:
 
     async def _next(self, lease: Lease) -> Lease:
         return await self._directory.lease_next(
-            self._request.model, after=lease, timeout=self._retry_seconds
+            self._request.model, after=lease, timeout=self._settings.retry_seconds
         )
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """What becomes visible of any choice, until all have their finish reason.
 
-        Raises `EngineFailure` and `Unavailable`; the other choices are then of no use.
+        Raises `EngineFailure`, `Unavailable` and `TimeExceeded`; the other choices are then of no
+        use.
         """
         if len(self.choices) == 1:
             async for delta in self._run(self.choices[0]):
@@ -161,8 +168,19 @@ class Generation:
                 else:
                     raise EngineFailure("the backend ended the request without a reason")
         except Exception:
+            if self._expired:
+                choice.end("abort")
+                seconds = self._settings.request_seconds
+                raise TimeExceeded(f"the answer was not finished in {seconds:g} s") from None
             choice.end("error")
             raise
+
+    def _expire(self) -> None:
+        """The time is up: every stream ends, and whoever reads them hears why."""
+        self._expired = True
+        for choice in self.choices:
+            if not choice.ended:
+                choice.stream.cancel()
 
     @property
     def used(self) -> Used:
@@ -174,6 +192,8 @@ class Generation:
 
     def close(self) -> None:
         """Cancel and give back what has not ended; further calls do nothing."""
+        if self._deadline is not None:
+            self._deadline.cancel()
         for pump in self._pumps:
             pump.cancel()
         for choice in self.choices:

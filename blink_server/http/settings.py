@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Keys and limits.
+    """Keys, limits, logs.
 
-    api_key_digests: `key_digest` of each key that may use /v1; empty lets everybody in.
-    max_body_bytes: largest request body. max_n: most choices of one prompt.
+    api_key_digests: `key_digest` of each key that may be used; api_key_file: a file of further
+    keys, read again when it changes. Without both everybody is let in.
+    max_body_bytes, body_seconds: the largest request body, and how long it may take to arrive.
+    max_n: most choices of one prompt. max_requests_per_key: most requests in progress for one key,
+    in this worker. request_seconds: longest time from a request to its end.
     retry_seconds: how long a request that an endpoint never ran waits for the next endpoint.
+    cors_origins: web pages of which origins may call ("*": all); none by default.
+    access_log: file of JSON lines, "-" for standard output.
     """
 
     api_key_digests: frozenset[bytes] = frozenset()
+    api_key_file: Path | None = None
     max_body_bytes: int = 16 * 1024 * 1024
+    body_seconds: float = 30.0
     max_n: int = 128
+    max_requests_per_key: int | None = None
+    request_seconds: float | None = None
     retry_seconds: float = 5.0
+    cors_origins: tuple[str, ...] = ()
+    access_log: str | None = None
 
 
 def key_digest(key: str) -> bytes:

@@ -17,11 +17,13 @@ from blink_server.http.generation import Generation
 from blink_server.http.metrics import Metrics
 from blink_server.http.models import ModelDirectory
 from blink_server.http.prepare import AnyRequest
-from blink_server.http.scope import cleanup_of
+from blink_server.http.scope import RequestRecord, cleanup_of, record_of
 from blink_server.http.settings import ServerSettings
 from blink_server.http.tool_calls import WholeCalls
 from blink_server.http.wire import FinishedChoice, Wire
 from blink_server.text.choice_text import ShownLogprob
+
+MOST_LOGGED = 200  # characters of what a client may write into the access log
 
 
 class TextResource(ABC):
@@ -37,7 +39,7 @@ class TextResource(ABC):
     async def on_post(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Serve one request. Until the first delta is there an error is an HTTP error."""
         received_ns = time.monotonic_ns()
-        body = await read_object(req, most_bytes=self._settings.max_body_bytes)
+        body = await read_object(req, self._settings)
         request, wire = self._read(body)
         generation = Generation(
             self._directory,
@@ -46,9 +48,12 @@ class TextResource(ABC):
             request_id=wire.id,
             operation=wire.operation,
             received_ns=received_ns,
-            retry_seconds=self._settings.retry_seconds,
+            settings=self._settings,
         )
-        cleanup_of(req).callback(generation.close)
+        record = record_of(req)
+        record.model, record.user = request.model[:MOST_LOGGED], (request.user or "")[:MOST_LOGGED]
+        record.stream = request.stream
+        cleanup_of(req).callback(_end, generation, record)
         await generation.start()
         deltas = generation.deltas()
         if request.stream:
@@ -60,6 +65,12 @@ class TextResource(ABC):
     @abstractmethod
     def _read(self, body: Mapping[str, Any]) -> tuple[AnyRequest, Wire]:
         """The validated record and the serializer for its answer. Raises `InvalidRequest`."""
+
+
+def _end(generation: Generation, record: RequestRecord) -> None:
+    generation.close()
+    record.prompt_tokens, record.completion_tokens = generation.used
+    record.finish_reasons = [choice.outcome or "" for choice in generation.choices]
 
 
 async def _stream(

@@ -55,7 +55,7 @@ class TokenizeResource:
 
     async def on_post(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """`{"model", "prompt" | "messages", ...}` -> `{"count", "max_model_len", "tokens"}`."""
-        body = await read_object(req, most_bytes=self._settings.max_body_bytes)
+        body = await read_object(req, self._settings)
         table = TOKENIZE_CHAT if "messages" in body else TOKENIZE_TEXT
         values = table.parse(body)
         with self._directory.lease(values["model"]) as entry:
@@ -87,7 +87,7 @@ class DetokenizeResource:
 
     async def on_post(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """`{"model", "tokens"}` -> `{"prompt"}`; special tokens are shown."""
-        body = await read_object(req, most_bytes=self._settings.max_body_bytes)
+        body = await read_object(req, self._settings)
         values = DETOKENIZE.parse(body)
         with self._directory.lease(values["model"]) as entry:
             assert entry.text is not None, "only entries that serve are leased"

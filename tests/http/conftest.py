@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,17 +100,28 @@ class Worker:
         return await self.post("/v1/chat/completions", body)
 
     def open(
-        self, path: str, body: Any, *, blocked: bool = False
+        self,
+        path: str,
+        body: Any,
+        *,
+        blocked: bool = False,
+        arrives: bool = True,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[asyncio.Task[None], Sent]:
         """Run one request as the ASGI server does; cancel the task as it does on a disconnect.
 
-        `blocked`: nothing can be sent to the client.
+        `blocked`: nothing can be sent to the client; `arrives`: all of the body does.
         """
         payload = json.dumps(body).encode()
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(payload))}
+        headers = {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(payload)),
+            **(headers or {}),
+        }
         scope = falcon.testing.create_scope(path=path, method="POST", headers=headers)
         inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        inbox.put_nowait({"type": "http.request", "body": payload, "more_body": False})
+        begun = payload if arrives else payload[:1]
+        inbox.put_nowait({"type": "http.request", "body": begun, "more_body": not arrives})
         sent = Sent(blocked)
         app: Callable[..., Any] = self.client.app
         return asyncio.create_task(app(scope, inbox.get, sent)), sent
