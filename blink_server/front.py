@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from blink_server.errors import BlinkError
 from blink_server.gunicorn_settings import (
@@ -16,6 +16,7 @@ from blink_server.gunicorn_settings import (
     EXIT_TIMEOUT_VARIABLE,
     METRICS_VARIABLE,
 )
+from blink_server.http_options import HttpOptions
 from blink_server.listener import bind_listener
 from blink_server.process import Process
 from blink_server.runtime_dir import RuntimeDirectory, read_record, write_record
@@ -37,6 +38,7 @@ class FrontOptions:
     workers: int
     exit_timeout_seconds: int
     api_key_file: str | None
+    http: HttpOptions = field(default_factory=HttpOptions)
 
 
 class Front:
@@ -126,6 +128,7 @@ class Front:
             "--config=python:blink_server.gunicorn_conf",
             f"--bind=fd://{descriptor}",
             f"--workers={self.options.workers}",
+            *self.options.http.gunicorn_arguments(),
             "blink_server.worker:application()",
         ]
 
@@ -135,6 +138,7 @@ class Front:
         environment[CONTROL_SOCKET_VARIABLE] = str(self._runtime.control_socket)
         environment[EXIT_TIMEOUT_VARIABLE] = str(self.options.exit_timeout_seconds)
         environment[METRICS_VARIABLE] = str(self._runtime.metrics)
+        environment.update(self.options.http.environment())
         if self.options.api_key_file is not None:
             environment[API_KEY_FILE_VARIABLE] = self.options.api_key_file
         return environment

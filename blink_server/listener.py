@@ -43,11 +43,11 @@ def is_loopback(host: str) -> bool:
     return ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
 
 
-def url_of(host: str, port: int) -> str:
+def url_of(host: str, port: int, *, scheme: str = "http") -> str:
     """The URL for a person to try; a host that means every interface becomes localhost."""
     if host in ("0.0.0.0", "::", ""):
         host = "localhost"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str | int, ...]]:

@@ -13,6 +13,7 @@ from blink_server.api_keys import read_api_keys
 from blink_server.errors import BlinkError
 from blink_server.front import FrontOptions
 from blink_server.gunicorn_settings import LOG_LEVEL_VARIABLE
+from blink_server.http_options import HttpOptions, http_options
 from blink_server.listener import is_loopback, url_of
 from blink_server.logs import LEVELS, configure_logging
 from blink_server.plugins import DIRECTORIES_VARIABLE, load_plugins
@@ -73,6 +74,7 @@ from blink_server.repository.supervisor import Limits, Supervisor
     help="Folder of plugins; may be given several times.",
 )
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
+@http_options
 def serve_command(
     repositories: tuple[Path, ...],
     host: str,
@@ -85,6 +87,7 @@ def serve_command(
     runtime_dir: Path | None,
     plugin_directories: tuple[Path, ...],
     log_level: str,
+    http: HttpOptions,
 ) -> None:
     """Serve every valid version of a model repository over HTTP."""
     _check_access(host, api_key_file, insecure=insecure)
@@ -101,6 +104,7 @@ def serve_command(
             workers=workers,
             exit_timeout_seconds=exit_timeout_secs,
             api_key_file=str(api_key_file.absolute()) if api_key_file is not None else None,
+            http=http,
         ),
         runtime_directory=runtime_dir,
         limits=Limits(load=load_timeout_secs),
@@ -124,7 +128,8 @@ def _check_access(host: str, api_key_file: Path | None, *, insecure: bool) -> No
 
 
 def _print_summary(provisioner: Provisioner) -> None:
-    url = url_of(*provisioner.front.address)
+    front = provisioner.front
+    url = url_of(*front.address, scheme=front.options.http.scheme)
     click.echo(f"Blink server on {url}")
     supervisors = provisioner.manager.supervisors
     names = [str(s.wanted.key) for s in supervisors]

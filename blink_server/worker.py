@@ -9,17 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blink_server.api_keys import read_api_keys
 from blink_server.catalog_follower import CatalogFollower
 from blink_server.endpoint_link import Offers
 from blink_server.gunicorn_settings import (
-    API_KEY_FILE_VARIABLE,
     CONTROL_SOCKET_VARIABLE,
     LOG_LEVEL_VARIABLE,
 )
 from blink_server.http.app import App, create_app
 from blink_server.http.models import ModelDirectory
-from blink_server.http.settings import ServerSettings, key_digest
+from blink_server.http_options import settings_from
 from blink_server.logs import configure_logging
 from blink_server.plugins import load_plugins
 
@@ -53,7 +51,7 @@ def application() -> App:
     configure_logging(os.environ.get(LOG_LEVEL_VARIABLE, "info"))
     plugins = load_plugins()
     directory = ModelDirectory()
-    app = create_app(directory, _settings())
+    app = create_app(directory, settings_from(os.environ))
     follower = CatalogFollower(
         Path(os.environ[CONTROL_SOCKET_VARIABLE]),
         directory,
@@ -61,12 +59,3 @@ def application() -> App:
     )
     app.add_middleware(FollowCatalog(follower))
     return app
-
-
-def _settings() -> ServerSettings:
-    path = os.environ.get(API_KEY_FILE_VARIABLE)
-    if path is None:
-        return ServerSettings()
-    return ServerSettings(
-        api_key_digests=frozenset(key_digest(key) for key in read_api_keys(Path(path)))
-    )

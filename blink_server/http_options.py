@@ -1,0 +1,155 @@
+"""The options of `serve` that concern HTTP alone, on their way to the workers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from blink_server.errors import BlinkError
+from blink_server.gunicorn_settings import API_KEY_FILE_VARIABLE, HTTP_OPTIONS_VARIABLE
+from blink_server.http.settings import ServerSettings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpOptions:
+    """What JSON can carry as it is. `cors_origins`: separated by commas; paths are absolute."""
+
+    max_requests_per_key: int | None = None
+    request_timeout_secs: float | None = None
+    max_body_mib: int = 16
+    cors_origins: str = ""
+    access_log: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+
+    @property
+    def scheme(self) -> str:
+        """Of the server's URL."""
+        return "http" if self.tls_certificate is None else "https"
+
+    def gunicorn_arguments(self) -> list[str]:
+        """What gunicorn must be told of them."""
+        if self.tls_certificate is None:
+            return []
+        return [f"--certfile={self.tls_certificate}", f"--keyfile={self.tls_key}"]
+
+    def environment(self) -> dict[str, str]:
+        """What a worker must be told of them."""
+        return {HTTP_OPTIONS_VARIABLE: json.dumps(asdict(self))}
+
+
+def settings_from(environment: Mapping[str, str]) -> ServerSettings:
+    """A worker's settings, from the environment that `serve` has set."""
+    options = HttpOptions(**json.loads(environment.get(HTTP_OPTIONS_VARIABLE, "{}")))
+    key_file = environment.get(API_KEY_FILE_VARIABLE)
+    return ServerSettings(
+        api_key_file=None if key_file is None else Path(key_file),
+        max_body_bytes=options.max_body_mib * 1024 * 1024,
+        max_requests_per_key=options.max_requests_per_key,
+        request_seconds=options.request_timeout_secs,
+        cors_origins=tuple(filter(None, options.cors_origins.split(","))),
+        access_log=options.access_log,
+    )
+
+
+_OPTIONS = [
+    click.option(
+        "--max-requests-per-key",
+        type=click.IntRange(min=1),
+        help="Requests that one key may have in progress in each worker.",
+    ),
+    click.option(
+        "--request-timeout-secs",
+        type=click.FloatRange(min=0, min_open=True),
+        help="How long one request may take.",
+    ),
+    click.option(
+        "--max-body-mib",
+        type=click.IntRange(1, 1024),
+        default=16,
+        show_default=True,
+        help="Largest request body.",
+    ),
+    click.option(
+        "--cors-origin",
+        "cors_origins",
+        multiple=True,
+        help="Web pages of this origin may call; may be given several times; * is all.",
+    ),
+    click.option(
+        "--access-log", help="File for a JSON line a request, without prompts; - is the output."
+    ),
+    click.option(
+        "--tls-certificate",
+        type=click.Path(path_type=Path),
+        help="Certificate chain (PEM): serve HTTPS.",
+    ),
+    click.option(
+        "--tls-key", type=click.Path(path_type=Path), help="The certificate's private key (PEM)."
+    ),
+]
+
+
+def http_options(command: Command) -> Command:
+    """Give a command these options, as one argument `http` of type `HttpOptions`."""
+
+    def with_options(
+        *,
+        cors_origins: tuple[str, ...],
+        access_log: str | None,
+        tls_certificate: Path | None,
+        tls_key: Path | None,
+        max_requests_per_key: int | None,
+        request_timeout_secs: float | None,
+        max_body_mib: int,
+        **others: Any,
+    ) -> Any:
+        options = HttpOptions(
+            max_requests_per_key=max_requests_per_key,
+            request_timeout_secs=request_timeout_secs,
+            max_body_mib=max_body_mib,
+            cors_origins=",".join(cors_origins),
+            access_log=_log_target(access_log),
+            tls_certificate=_readable(tls_certificate, "--tls-certificate"),
+            tls_key=_readable(tls_key, "--tls-key"),
+        )
+        if (tls_certificate is None) != (tls_key is None):
+            raise BlinkError("--tls-certificate and --tls-key need each other")
+        return command(http=options, **others)
+
+    with_options.__doc__ = command.__doc__
+    with_options.__name__ = command.__name__
+    # click's decorators collect options on the function they are applied to.
+    with_options.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+    decorated: Any = with_options
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    result: Command = decorated
+    return result
+
+
+def _log_target(target: str | None) -> str | None:
+    if target is None or target == "-":
+        return target
+    path = Path(target).absolute()
+    try:
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise BlinkError(f"--access-log {target}: {error.strerror}") from None
+    return str(path)
+
+
+def _readable(path: Path | None, option: str) -> str | None:
+    if path is None:
+        return None
+    if not os.access(path, os.R_OK) or not path.is_file():
+        raise BlinkError(f"{option} {path}: is not a file that can be read")
+    return str(path.absolute())
