@@ -16,7 +16,7 @@ from blink_server.importers.checkpoint import Architecture, Tensor
 from blink_server.importers.file_hash import sha256_of_all
 from blink_server.importers.gguf_llama import SourceTensor
 from blink_server.importers.gguf_metadata import Metadata, read_header
-from blink_server.importers.gguf_tokenizer import beginning_id, build_tokenizer_json
+from blink_server.importers.gguf_tokenizer import build_tokenizer
 from blink_server.importers.tensor_table import TensorEntry, table_problems
 
 Progress = Callable[[str, float], None]
@@ -81,14 +81,14 @@ def open_gguf(path: Path, *, progress: Progress | None = None) -> GgufCheckpoint
     if problems := [*table_problems(path, shapes, entries, types)]:
         raise InvalidModel(problems)
     report("tokenizer", 0.0)
-    tokenizer_json = build_tokenizer_json(metadata)
+    tokenizer_json, bos_token_id = build_tokenizer(metadata)
     report("tokenizer", 1.0)
     template = "tokenizer.chat_template"
     return GgufCheckpoint(
         path=path,
         architecture=architecture,
         eos_token_ids=_end_ids(metadata, architecture.vocabulary_size),
-        bos_token_id=beginning_id(metadata, architecture.vocabulary_size),
+        bos_token_id=bos_token_id,
         tokenizer_json=tokenizer_json,
         chat_template=metadata.text(template) if template in metadata else None,
         source={

@@ -81,6 +81,16 @@ class Metadata:
             raise self.invalid(key, "must be an array of integers", show_value=False)
         return value
 
+    def numbers(self, key: str) -> list[float]:
+        """The array of finite numbers of `key`."""
+        value = self._required(key)
+        is_numbers = isinstance(value, list) and all(
+            _is_integer(item) or (isinstance(item, float) and math.isfinite(item)) for item in value
+        )
+        if not is_numbers:
+            raise self.invalid(key, "must be an array of finite numbers", show_value=False)
+        return [float(item) for item in value]
+
     def invalid(self, key: str, expected: str, *, show_value: bool = True) -> InvalidModel:
         """The error that says what `key` should be instead of what it is."""
         value = self.values.get(key) if show_value else None

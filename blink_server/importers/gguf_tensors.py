@@ -80,6 +80,24 @@ def _q4_1(data: npt.NDArray[Any]) -> QuantizedTensor:
     )
 
 
+def _q5_0(data: npt.NDArray[Any]) -> QuantizedTensor:
+    """22 bytes a block: scale as float16, then codes as in Q5_1; code 16 is zero."""
+    rows = data.shape[0]
+    blocks = data.reshape(rows, -1, 22)
+    scale = _halves(blocks[:, :, 0:2])
+    codes = _nibbles(blocks[:, :, 6:]) | _fifth_bits(blocks[:, :, 2:6])
+    return QuantizedTensor(5, _BLOCK, codes.reshape(rows, -1), scale, np.float32(-16) * scale)
+
+
+def _q5_1(data: npt.NDArray[Any]) -> QuantizedTensor:
+    """24 bytes a block: scale and minimum as float16, 4 bytes of fifth bits, codes as in Q4_1."""
+    rows = data.shape[0]
+    blocks = data.reshape(rows, -1, 24)
+    codes = _nibbles(blocks[:, :, 8:]) | _fifth_bits(blocks[:, :, 4:8])
+    scale, minimum = _halves(blocks[:, :, 0:2]), _halves(blocks[:, :, 2:4])
+    return QuantizedTensor(5, _BLOCK, codes.reshape(rows, -1), scale, minimum)
+
+
 def _q8_0(data: npt.NDArray[Any]) -> QuantizedTensor:
     """34 bytes a block: scale as float16, then 32 signed bytes."""
     rows = data.shape[0]
@@ -102,19 +120,34 @@ def _q4_k(data: npt.NDArray[Any]) -> QuantizedTensor:
     """
     rows = data.shape[0]
     blocks = data.reshape(rows, -1, 144)
+    codes = _nibbles(blocks[:, :, 16:].reshape(rows, -1, 32)).reshape(rows, -1)
+    return QuantizedTensor(4, _BLOCK, codes, *_k_scales(blocks))
+
+
+def _q5_k(data: npt.NDArray[Any]) -> QuantizedTensor:
+    """176 bytes a super-block: as Q4_K, with 32 bytes of fifth bits before the codes.
+
+    Bit i of those bytes belongs to block i.
+    """
+    rows = data.shape[0]
+    blocks = data.reshape(rows, -1, 176)
+    low = _nibbles(blocks[:, :, 48:].reshape(rows, -1, 4, 32)).reshape(rows, -1, 8, 32)
+    high = blocks[:, :, 16:48].reshape(rows, -1, 1, 32) >> _shifts(*range(8)) & 1
+    codes = (low | high << 4).astype(np.uint8, copy=False).reshape(rows, -1)
+    return QuantizedTensor(5, _BLOCK, codes, *_k_scales(blocks))
+
+
+def _k_scales(
+    blocks: npt.NDArray[Any],
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Scales and minima of the blocks of super-blocks that begin as Q4_K's do."""
+    rows = blocks.shape[0]
     low_scales, low_minima, rest = (blocks[:, :, at : at + 4] for at in (4, 8, 12))
     # The first four have their six bits together; of the others two are kept with those.
     scales = np.concatenate((low_scales & 63, rest & 15 | (low_scales >> 6) << 4), axis=2)
     minima = np.concatenate((low_minima & 63, rest >> 4 | (low_minima >> 6) << 4), axis=2)
-    pairs = blocks[:, :, 16:].reshape(rows, -1, 32)
-    return QuantizedTensor(
-        bits=4,
-        block_size=_BLOCK,
-        codes=_nibbles(pairs).reshape(rows, -1),
-        scale=(_halves(blocks[:, :, 0:2])[:, :, None] * scales).reshape(rows, -1),
-        minimum=(_halves(blocks[:, :, 2:4])[:, :, None] * minima).reshape(rows, -1)
-        * np.float32(-1),
-    )
+    scale, step = _halves(blocks[:, :, 0:2])[:, :, None], _halves(blocks[:, :, 2:4])[:, :, None]
+    return (scale * scales).reshape(rows, -1), (-step * minima).reshape(rows, -1)
 
 
 def _q6_k(data: npt.NDArray[Any]) -> QuantizedTensor:
@@ -139,6 +172,11 @@ def _nibbles(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return np.concatenate((packed & 0x0F, packed >> 4), axis=-1)
 
 
+def _fifth_bits(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """4 bytes [..., 4], a bit a code from the lowest on, as 0 or 16 for each of 32 codes."""
+    return np.unpackbits(packed, axis=-1, bitorder="little") << np.uint8(4)
+
+
 def _shifts(*bits: int) -> npt.NDArray[np.uint8]:
     return np.array(bits, np.uint8)[:, None]
 
@@ -154,7 +192,10 @@ _DECODERS: dict[str, Callable[[npt.NDArray[Any]], Tensor]] = {
     "BF16": _bfloats,
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
     "Q8_0": _q8_0,
     "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }

@@ -1,109 +1,55 @@
-"""Builds the `tokenizers` library's JSON from a GGUF file's vocabulary.
-
-GGUF stores a byte-level BPE as tokens, types and merges, and only the *name* of its
-pre-tokenizer ("tokenizer.ggml.pre"); what each name stands for is the table here, taken from
-the original models' tokenizer.json files.
-"""
+"""Builds the `tokenizers` library's JSON from a GGUF file's vocabulary."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gguf import TokenType
 from tokenizers import Tokenizer
 
+from blink_server.importers.gguf_byte_level import byte_level_parts
 from blink_server.importers.gguf_metadata import Metadata
-
-_TOKENS = "tokenizer.ggml.tokens"
-_TYPES = "tokenizer.ggml.token_type"
-_BOS = "tokenizer.ggml.bos_token_id"
-_MERGES = "tokenizer.ggml.merges"
-
-
-def _byte_level(*, use_regex: bool) -> dict[str, Any]:
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": use_regex,
-    }
-
-
-def _split(digits: str) -> dict[str, Any]:
-    """The word pattern that GPT-4 made common, with the pattern of a group of digits."""
-    pattern = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"|"
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
-    return _isolate(pattern)
-
-
-def _isolate(pattern: str) -> dict[str, Any]:
-    return {
-        "type": "Split",
-        "pattern": {"Regex": pattern},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-
-
-# Mistral's: words break before a capital that follows a small letter; digits stand alone.
-_TEKKEN_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+from blink_server.importers.gguf_sentencepiece import sentencepiece_parts
+from blink_server.importers.gguf_vocabulary import (
+    TOKENS,
+    TokenizerParts,
+    added_tokens,
+    read_tokens,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class _PreTokenizer:
-    """How text is cut before merging; `ByteLevel` with its regex is GPT-2's word pattern."""
-
-    steps: tuple[dict[str, Any], ...]
-    normalizer: dict[str, Any] | None = None
-    ignore_merges: bool = False  # a word that is a token is taken whole
-    add_bos: bool = False  # where the file does not say
-
-
-_PRE_TOKENIZERS = {
-    "gpt-2": _PreTokenizer((_byte_level(use_regex=True),)),
-    "smollm": _PreTokenizer(
-        ({"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True))
-    ),
-    "llama-bpe": _PreTokenizer(
-        (_split(r"\p{N}{1,3}"), _byte_level(use_regex=False)), ignore_merges=True, add_bos=True
-    ),
-    "tekken": _PreTokenizer(
-        (_isolate(_TEKKEN_WORDS), _byte_level(use_regex=False)), ignore_merges=True, add_bos=True
-    ),
-    "qwen2": _PreTokenizer(
-        (_split(r"\p{N}"), _byte_level(use_regex=False)), normalizer={"type": "NFC"}
-    ),
+_MODEL = "tokenizer.ggml.model"
+_BOS = "tokenizer.ggml.bos_token_id"
+_KINDS: Mapping[str, Callable[[Metadata], TokenizerParts]] = {
+    "gpt2": byte_level_parts,
+    "llama": sentencepiece_parts,
 }
 
 
-def build_tokenizer_json(metadata: Metadata) -> str:
-    """The tokenizer of the file, serialized as the `tokenizers` library reads it.
+def build_tokenizer(metadata: Metadata) -> tuple[str, int | None]:
+    """The tokenizer of the file, serialized as the `tokenizers` library reads it, and its BOS.
 
-    Control tokens become special tokens, user-defined ones plain added tokens; both are found
-    in text before anything is cut. Raises `InvalidModel` for a tokenizer of another kind, an
-    unknown pre-tokenizer, and vocabularies or merges that do not fit together.
+    The latter is the id that begins a text, None where the model wants none there. Control
+    tokens become special tokens, user-defined ones plain added tokens; both are found in text
+    before anything is cut. Raises `InvalidModel` for a tokenizer of another kind, an unknown
+    pre-tokenizer, and vocabularies, scores or merges that do not fit together.
     """
-    if metadata.text("tokenizer.ggml.model") != "gpt2":
-        raise metadata.invalid("tokenizer.ggml.model", "supported is 'gpt2' (byte-level BPE)")
-    pre = _pre_tokenizer(metadata)
-    tokens = metadata.texts(_TOKENS)
+    kind = metadata.text(_MODEL)
+    if kind not in _KINDS:
+        expected = "supported are 'gpt2' (byte-level BPE), 'llama' (SentencePiece BPE)"
+        raise metadata.invalid(_MODEL, expected)
+    parts = _KINDS[kind](metadata)
+    tokens = read_tokens(metadata)
+    bos = _beginning_id(metadata, len(tokens), parts.add_bos)
     specification = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": _added_tokens(metadata, tokens),
-        "normalizer": pre.normalizer,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(pre.steps)},
-        "post_processor": _post_processor(metadata, tokens),
-        "decoder": _byte_level(use_regex=True),
+        "added_tokens": added_tokens(metadata, tokens, has_byte_tokens=parts.has_byte_tokens),
+        "normalizer": parts.normalizer,
+        "pre_tokenizer": parts.pre_tokenizer,
+        "post_processor": None if bos is None else _beginning_with(tokens, bos),
+        "decoder": parts.decoder,
         "model": {
             "type": "BPE",
             "dropout": None,
@@ -112,23 +58,22 @@ def build_tokenizer_json(metadata: Metadata) -> str:
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": pre.ignore_merges,
-            "vocab": _vocabulary(metadata, tokens),
-            "merges": _merges(metadata, set(tokens)),
+            "ignore_merges": False,
+            "vocab": {text: token for token, text in enumerate(tokens)},
+            "merges": parts.merges,
+            **parts.model,
         },
     }
     try:
         tokenizer = Tokenizer.from_str(json.dumps(specification))
     except Exception as error:  # the library raises nothing more precise
         expected = f"does not make a tokenizer: {error}"
-        raise metadata.invalid(_TOKENS, expected, show_value=False) from error
-    return str(tokenizer.to_str())
+        raise metadata.invalid(TOKENS, expected, show_value=False) from error
+    return str(tokenizer.to_str()), bos
 
 
-def beginning_id(metadata: Metadata, vocabulary_size: int) -> int | None:
-    """The id that begins a text, where the model wants one there. Raises `InvalidModel`."""
+def _beginning_id(metadata: Metadata, vocabulary_size: int, default: bool) -> int | None:
     bos = metadata.token_id(_BOS, vocabulary_size)
-    default = _pre_tokenizer(metadata).add_bos
     if not metadata.flag("tokenizer.ggml.add_bos_token", default):
         return None
     if bos is None:
@@ -136,64 +81,8 @@ def beginning_id(metadata: Metadata, vocabulary_size: int) -> int | None:
     return bos
 
 
-def _pre_tokenizer(metadata: Metadata) -> _PreTokenizer:
-    pre = _PRE_TOKENIZERS.get(metadata.text("tokenizer.ggml.pre"))
-    if pre is None:
-        supported = ", ".join(repr(name) for name in _PRE_TOKENIZERS)
-        raise metadata.invalid("tokenizer.ggml.pre", f"supported are {supported}")
-    return pre
-
-
-def _vocabulary(metadata: Metadata, tokens: list[str]) -> dict[str, int]:
-    vocabulary = {text: token for token, text in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        twice = next(text for token, text in enumerate(tokens) if vocabulary[text] != token)
-        raise metadata.invalid(_TOKENS, f"holds {twice!r} twice", show_value=False)
-    return vocabulary
-
-
-def _merges(metadata: Metadata, tokens: set[str]) -> list[tuple[str, str]]:
-    merges = []
-    for rank, line in enumerate(metadata.texts(_MERGES)):
-        left, _, right = line.partition(" ")
-        if not {left, right, left + right} <= tokens:
-            expected = f"entry {rank}, {line!r}, must join two tokens to a third"
-            raise metadata.invalid(_MERGES, expected, show_value=False)
-        merges.append((left, right))
-    return merges
-
-
-def _added_tokens(metadata: Metadata, tokens: list[str]) -> list[dict[str, Any]]:
-    types = metadata.integers(_TYPES)
-    if len(types) != len(tokens):
-        expected = f"must have one entry for each of {len(tokens)} tokens, has {len(types)}"
-        raise metadata.invalid(_TYPES, expected, show_value=False)
-    added = []
-    for token, (text, kind) in enumerate(zip(tokens, types, strict=True)):
-        if kind in (TokenType.NORMAL, TokenType.UNUSED):
-            continue
-        if kind not in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED):
-            expected = f"entry {token} ({text!r}) is {kind}, not a type of byte-level BPE tokens"
-            raise metadata.invalid(_TYPES, expected, show_value=False)
-        added.append(
-            {
-                "id": token,
-                "content": text,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": kind != TokenType.USER_DEFINED,
-            }
-        )
-    return added
-
-
-def _post_processor(metadata: Metadata, tokens: list[str]) -> dict[str, Any] | None:
-    """Puts the beginning-of-sequence token before a text, where the model wants one."""
-    bos = beginning_id(metadata, len(tokens))
-    if bos is None:
-        return None
+def _beginning_with(tokens: Sequence[str], bos: int) -> dict[str, Any]:
+    """Puts the beginning-of-sequence token before a text."""
     text = tokens[bos]
     first = {"SpecialToken": {"id": text, "type_id": 0}}
     sequences = [{"Sequence": {"id": name, "type_id": 0}} for name in ("A", "B")]

@@ -27,7 +27,7 @@ def refusal(path: Path) -> str:
 
 
 K_SHAPE = TinyShape(hidden_size=256, intermediate_size=512, layers=1)
-SUPPORTED = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"]
+SUPPORTED = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K"]
 
 
 @pytest.mark.parametrize("matrices", SUPPORTED)
@@ -180,11 +180,11 @@ def test_missing_foreign_and_misshapen_tensors_are_named_together(tmp_path: Path
 
 def test_unsupported_tensor_types_are_told_once_with_what_is_supported(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    write_tiny_gguf(path, matrices="Q5_0")
+    write_tiny_gguf(path, matrices="TQ1_0", shape=K_SHAPE)
     text = refusal(path)
-    assert "blk.0.attn_q.weight: is 'Q5_0'; supported types are F32, F16, BF16, Q4_0" in text
-    assert "(and 13 more tensors alike)" in text
-    assert text.count("Q5_0") == 1
+    assert "blk.0.attn_q.weight: is 'TQ1_0'; supported types are F32, F16, BF16, Q4_0" in text
+    assert "(and 6 more tensors alike)" in text
+    assert text.count("TQ1_0") == 1
 
 
 def test_undefined_values_are_refused_when_the_tensor_is_read(tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ from blink_server.importers.checkpoint import QuantizedTensor
 from blink_server.importers.gguf import open_gguf
 from blink_server.testing.tiny_gguf import write_tiny_gguf
 
+# Where a block has its float16 numbers, if not at its first two bytes alone.
+_SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+
 
 def test_quantized_blocks_are_the_files_own(tmp_path: Path) -> None:
     model = write_tiny_gguf(tmp_path / "m.gguf", seed=3)
@@ -36,14 +39,14 @@ def test_quantized_blocks_are_the_files_own(tmp_path: Path) -> None:
     assert np.array_equal(eight.minimum, -128 * eight.scale)
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
 def test_any_bytes_mean_what_the_format_says(kind: str) -> None:
     """Every code, scale and sign, also those that no quantizer would choose."""
     quantized = gguf.GGMLQuantizationType[kind]
     block, size = gguf.GGML_QUANT_SIZES[quantized]
     random = np.random.default_rng(0)
     data = random.integers(0, 256, (64, 4, size), dtype=np.uint8)
-    for place in {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q6_K": (208,)}.get(kind, (0,)):
+    for place in _SCALES.get(kind, (0,)):
         scales = random.uniform(-2, 2, (64, 4, 1)).astype(np.float16)
         data[:, :, place : place + 2] = scales.view(np.uint8)
     data = data.reshape(64, -1)

@@ -171,7 +171,7 @@ def test_a_word_that_is_a_token_is_taken_whole_where_the_model_wants_it(tmp_path
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model: is 'llama'; supported is"),
+        ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model: is 'bert'; supported are"),
         (
             {"tokenizer.ggml.pre": "bloom"},
             "pre: is 'bloom'; supported are 'gpt-2', 'smollm', 'llama-bpe', 'tekken', 'qwen2'",

@@ -92,7 +92,7 @@ def test_rotary_scaling_is_far_outside_the_tolerance_when_ignored(tmp_path: Path
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_1", "Q8_0", "Q4_K", "Q6_K"])
 def test_gguf_models(tmp_path: Path, architecture: str, kind: str):
     model = write_tiny_gguf(
         tmp_path / "m.gguf",
