@@ -4,7 +4,8 @@
 // several. Both must do the same, event for event, and no two lanes may race.
 //
 //   lanes movable|fixed
-#include <barrier>
+#include <pthread.h>
+
 #include <string_view>
 
 #include "scripted_ring.h"
@@ -13,13 +14,17 @@ namespace {
 
 using namespace blink;
 
-constexpr uint32_t kRanges = 2, kSlots = 24, kPasses = 1500;
+constexpr uint32_t kRanges = 2, kSlots = 24, kPasses = 600;
 constexpr uint32_t kBoundary[] = {0, 255, 256, 511};  // where scans begin and end
 
-// What the lanes of one thread block share.
+// What the lanes of one thread block share. The barrier sleeps, so that few cores are enough.
 struct Block {
-    explicit Block(uint32_t lanes) : barrier(lanes), values(lanes) {}
-    std::barrier<> barrier;
+    explicit Block(uint32_t lanes) : values(lanes) { pthread_barrier_init(&barrier, nullptr, lanes); }
+    ~Block() { pthread_barrier_destroy(&barrier); }
+    Block(const Block&) = delete;
+    Block& operator=(const Block&) = delete;
+
+    pthread_barrier_t barrier;
     std::vector<uint32_t> values;
 };
 
@@ -29,8 +34,9 @@ class LanesPort : public HostPort {
         : HostPort(mailbox, {}), block_(block), lane_(lane) {}
 
     uint32_t lane() const { return lane_; }
+    uint32_t row_lane() const { return lanes() - 1 - lane_; }  // any order of the lanes
     uint32_t lanes() const { return static_cast<uint32_t>(block_.values.size()); }
-    void sync() { block_.barrier.arrive_and_wait(); }
+    void sync() { pthread_barrier_wait(&block_.barrier); }
     bool any(bool value) { return sum(value) != 0; }
     uint32_t sum(uint32_t value) { return gather(value, lanes()); }
     uint32_t scan(uint32_t value) { return gather(value, lane_); }
