@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from blink_persistent import _native
@@ -21,6 +22,14 @@ CROWDED = ScriptedShape(
     max_prefill_tokens=64,
     context_length=128,
     block_count=100,
+    eos_every=60,
+)
+SLABS = ScriptedShape(
+    rows_movable=False,
+    max_rows=16,
+    max_sequences=1,
+    max_prefill_tokens=64,
+    context_length=128,
     eos_every=60,
 )
 STREAMS = ScriptedShape(
@@ -60,20 +69,15 @@ def check_answers(harness: DeviceHarness, requests: dict[int, ScriptedRequest]) 
         assert (harness.output(slot), status.reason) == (expected.tokens, expected.reason), slot
 
 
-@pytest.mark.parametrize("movable", [True, False])
-def test_crowded_requests_get_the_rules_answers(movable: bool) -> None:
-    shape = CROWDED if movable else ScriptedShape(max_rows=16, context_length=128, eos_every=60)
-    shape = shape if movable else ScriptedShape(
-        rows_movable=False, max_rows=16, max_sequences=1, max_prefill_tokens=64,
-        context_length=128, eos_every=60,
-    )  # fmt: skip
+@pytest.mark.parametrize("shape", [CROWDED, SLABS], ids=["paged", "slabs"])
+def test_crowded_requests_get_the_rules_answers(shape: ScriptedShape) -> None:
     requests = random_requests(shape, 64, seed=1)
     with DeviceHarness(shape) as harness:
         harness.scheduler.launch()
         harness.submit(requests)
         harness.wait_for_ends(requests)
         check_answers(harness, requests)
-        assert (harness.ring.field("preemptions") > 0) == movable
+        assert (harness.ring.field("preemptions") > 0) == shape.rows_movable
         assert harness.ring.field("rows_used") == harness.ring.field("blocks_used") == 0
         harness.release(requests)
         harness.wait_for_empty(requests)
@@ -176,3 +180,18 @@ def test_a_closed_ring_refuses_and_finishes() -> None:
         check_answers(harness, running)
         assert harness.statuses()[7].reason == Reason.CLOSED
         assert harness.output(7) == ()
+
+
+def test_a_graph_that_cannot_be_launched_fails_by_name() -> None:
+    with DeviceHarness(ScriptedShape()) as harness:
+        no_graphs = np.zeros(len(harness.engine.graphs), np.uint64)
+        harness.gpu.put(harness.scheduler._parameters.graphs, no_graphs)
+        harness.submit(long_requests(2, 10))
+        harness.scheduler.launch()
+        harness.wait_until(harness.scheduler.is_idle, "the scheduler gives up")
+        assert harness.scheduler.condition() == Condition.FAILED
+        assert harness.scheduler.error() == "CUDA_ERROR_INVALID_VALUE"
+        assert harness.ring.field("launch_retries") > 0
+        for slot in (0, 1):
+            status = harness.statuses()[slot]
+            assert (status.generated, status.reason) == (0, Reason.ENGINE_ERROR)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +62,17 @@ def spread(values: npt.NDArray[Any]) -> dict[str, float]:
     return {"n": len(values), "mean": round(float(values.mean()) / 1e3, 3), **found}
 
 
-def measure(rows: int, steps: int, step_ns: int, profiled: bool, output: Path) -> dict[str, Any]:
-    """One run; its raw stamps go to a file of their own."""
-    requests = {
-        # spread over the ranges as workers would spread them
-        (i % 16) * 256 + i // 16: ScriptedRequest((5, 6, 7 + i), max_tokens=steps, ignore_eos=True)
+def long_requests(rows: int, tokens: int) -> dict[int, ScriptedRequest]:
+    """By slot, spread over the ranges as workers would spread them."""
+    return {
+        (i % 16) * 256 + i // 16: ScriptedRequest((5, 6, 7 + i), max_tokens=tokens, ignore_eos=True)
         for i in range(rows)
     }
+
+
+def measure(rows: int, steps: int, step_ns: int, profiled: bool, output: Path) -> dict[str, Any]:
+    """One run; its raw stamps go to a file of their own."""
+    requests = long_requests(rows, steps)
     capacity = PROFILE_CAPACITY if profiled else 0
     with DeviceHarness(
         shape_of(rows, steps), step_ns=step_ns, times_capacity=1 << 16, profile_capacity=capacity
@@ -125,6 +130,47 @@ def parts(times: npt.NDArray[np.int64], profile: npt.NDArray[np.int64]) -> dict[
     return found
 
 
+def measure_parks(rows: int, parks: int = 100) -> dict[str, Any]:
+    """Wall-clock time of parking in the midst of 50 us steps, and from launch to a step's end.
+
+    The host polls for the end of the kernel every 50 us, and copies the header to see a step.
+    """
+    parked, resumed = [], []
+    with DeviceHarness(shape_of(rows, 3000), step_ns=50_000) as harness:
+        harness.submit(long_requests(rows, 3000))
+        harness.scheduler.launch()
+        for _ in range(parks):
+            steps = harness.ring.field("steps")
+            harness.wait_until(lambda: harness.ring.field("steps") > steps + 5, "steps")  # noqa: B023
+            begun = time.perf_counter_ns()
+            harness.scheduler.park()
+            parked.append(time.perf_counter_ns() - begun)
+            steps = harness.ring.field("steps")
+            begun = time.perf_counter_ns()
+            harness.scheduler.launch()
+            harness.wait_until(lambda: harness.ring.field("steps") > steps, "a step")  # noqa: B023
+            resumed.append(time.perf_counter_ns() - begun)
+    found = {"park_us": spread(np.array(parked)), "resume_to_step_us": spread(np.array(resumed))}
+    return {"run": f"parks_rows{rows}", **found}
+
+
+def soak(rows: int, steps: int) -> dict[str, Any]:
+    """Steps without a pause, renewing requests; every answer is checked."""
+    requests = long_requests(rows, 1000)
+    with DeviceHarness(shape_of(rows, 1000)) as harness:
+        harness.scheduler.launch()
+        answers = {slot: request.answer(harness.shape) for slot, request in requests.items()}
+        while harness.ring.field("steps") < steps:
+            harness.submit(requests)
+            harness.wait_for_ends(requests, timeout_s=120)
+            assert all(harness.output(slot) == answers[slot].tokens for slot in requests)
+            harness.release(requests)
+            harness.wait_for_empty(requests)
+        harness.scheduler.park()
+        names = ("steps", "launch_retries", "tail_launches", "generated_tokens", "error")
+        return {"run": f"soak_rows{rows}", **{name: harness.ring.field(name) for name in names}}
+
+
 def between(
     kind: npt.NDArray[np.int64], at: npt.NDArray[np.int64], first: Moment, second: Moment
 ) -> dict[str, float]:
@@ -138,6 +184,7 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--soak-steps", type=int, default=100_000)
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     results = []
@@ -147,6 +194,9 @@ def main() -> None:
                 result = measure(rows, arguments.steps, step_ns, profiled, arguments.output)
                 results.append(result)
                 print(json.dumps(result), flush=True)
+    for extra in (measure_parks(32), soak(32, arguments.soak_steps)):
+        results.append(extra)
+        print(json.dumps(extra), flush=True)
     (arguments.output / "summary.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
