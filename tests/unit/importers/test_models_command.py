@@ -44,6 +44,7 @@ def test_the_model_is_imported_under_its_own_name(tmp_path: Path, file: Path) ->
     config = read_json(directory / "config.json")
     assert config["source"]["file"] == file.name
     assert config["limits"]["context_length"] == 128
+    assert "note: holds matrices: 15 as 8-bit blocks; 1 of them exactly, in the" in result.stdout
     assert {"model.onnx", "tokenizer.json"} <= {path.name for path in directory.iterdir()}
 
 
