@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, Self
 
 import numpy as np
@@ -42,14 +43,14 @@ class Gpu:
 
     def __init__(self, ordinal: int = 0) -> None:
         self.driver = cuda_driver()
-        self._closers: list[Callable[[], object]] = []
+        self._resources = ExitStack()
         count = self.call("cuDeviceGetCount")
         if ordinal >= count:
             raise Unavailable(f"GPU {ordinal} does not exist: this machine has {count}")
         self._device = self.call("cuDeviceGet", ordinal)
         self.arch = "sm_{}{}".format(*self.call("cuDeviceComputeCapability", self._device))
         context = self.call("cuDevicePrimaryCtxRetain", self._device)
-        self._closers.append(lambda: self.call("cuDevicePrimaryCtxRelease", self._device))
+        self._resources.callback(self.call, "cuDevicePrimaryCtxRelease", self._device)
         self.call("cuCtxSetCurrent", context)
         self.io = self.new_stream()
 
@@ -70,19 +71,18 @@ class Gpu:
 
     def close(self) -> None:
         """Give everything back, last first. Nothing may run on the device's streams any more."""
-        while self._closers:
-            self._closers.pop()()
+        self._resources.close()
 
     def new_stream(self) -> Any:
         """A stream that waits for no other."""
         stream = self.call("cuStreamCreate", self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        self._closers.append(lambda: self.call("cuStreamDestroy", stream))
+        self._resources.callback(self.call, "cuStreamDestroy", stream)
         return stream
 
     def allocate(self, nbytes: int) -> int:
         """Address of new, zeroed device memory."""
         address = self.call("cuMemAlloc", nbytes)
-        self._closers.append(lambda: self.call("cuMemFree", address))
+        self._resources.callback(self.call, "cuMemFree", address)
         self.call("cuMemsetD8Async", address, 0, nbytes, self.io)
         self.call("cuStreamSynchronize", self.io)
         return int(address)
@@ -91,7 +91,7 @@ class Gpu:
         """Zeroed pinned memory of the host: as an array, and its address on the device."""
         flags = self.driver.CU_MEMHOSTALLOC_DEVICEMAP | self.driver.CU_MEMHOSTALLOC_PORTABLE
         address = int(self.call("cuMemHostAlloc", nbytes, flags))
-        self._closers.append(lambda: self.call("cuMemFreeHost", address))
+        self._resources.callback(self.call, "cuMemFreeHost", address)
         memory = np.frombuffer(
             memoryview((ctypes.c_uint8 * nbytes).from_address(address)), np.uint8
         )
@@ -128,14 +128,14 @@ class Gpu:
         shared.reserved = handle
         lazily = self.driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         address = self.call("cuIpcOpenMemHandle", shared, lazily)
-        self._closers.append(lambda: self.call("cuIpcCloseMemHandle", address))
+        self._resources.callback(self.call, "cuIpcCloseMemHandle", address)
         return int(address)
 
     def load(self, source: str, structs: Sequence[type[ctypes.Structure]]) -> DeviceProgram:
         """Compile, load and own `csrc/<source>`; `structs` are the mirrors that it must match."""
         cubin = compile_program(source, arch=self.arch, epilogue=layout_assertions(structs))
         module = self.call("cuModuleLoadData", cubin)
-        self._closers.append(lambda: self.call("cuModuleUnload", module))
+        self._resources.callback(self.call, "cuModuleUnload", module)
         return DeviceProgram(self, module)
 
     def launch(
@@ -168,7 +168,7 @@ class Gpu:
             raise CudaError(f"{error} ({parameters.result_out.name})") from error
         finally:
             self.call("cuGraphDestroy", graph)
-        self._closers.append(lambda: self.call("cuGraphExecDestroy", executable))
+        self._resources.callback(self.call, "cuGraphExecDestroy", executable)
         self.call("cuGraphUpload", executable, stream)
         self.call("cuStreamSynchronize", stream)
         return executable

@@ -86,8 +86,10 @@ class DeviceHarness:
     def close(self) -> None:
         """Stop the scheduler and free everything. Steps that wait at the gate are let go."""
         self.engine.allow(0xFFFFFFFF)
-        self.scheduler.stop()
-        self.gpu.close()
+        try:
+            self.scheduler.stop()
+        finally:
+            self.gpu.close()
 
     # What a frontend does.
 
