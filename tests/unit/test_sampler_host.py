@@ -218,6 +218,8 @@ def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     logits = np.linspace(-5, 5, VOCABULARY, dtype=np.float32)
     logits[321] = 6.0
     assert {Case(seed=s, temperature=temperature).token(logits) for s in range(20)} == {321}
+    logits[700] = 6.0  # an equal draws its share
+    assert {Case(seed=s, temperature=temperature).token(logits) for s in range(20)} == {321, 700}
 
 
 def test_ids_outside_the_vocabulary_are_ignored() -> None:
