@@ -20,7 +20,9 @@ class DeviceScriptedEngine:
     """Deterministic tokens from the host's rule, in the least time `step_ns` a step.
 
     With `gated`, a step ends only once `allow` has let it; `allow` makes no CUDA call. `tables` is
-    what a scheduler needs, `graphs` the executable graphs in the order of the grid's keys.
+    what a scheduler needs, `graphs` the executable graphs in the order of the grid's keys,
+    `graph_bytes` the device memory that they took together. `filler_kernels` makes graphs as
+    long as a model's.
     """
 
     def __init__(
@@ -34,12 +36,15 @@ class DeviceScriptedEngine:
         step_ns: int = 0,
         gated: bool = False,
         times_capacity: int = 0,
+        filler_kernels: int = 0,
     ) -> None:
         self._gpu = gpu
         self.tables = allocate_engine(gpu, grid, limits)
         program = gpu.load("scripted_gpu.cu", structs.SCRIPTED_STRUCTS)
         self._step = program.function("blink_scripted_step")
         self._end = program.function("blink_scripted_end")
+        self._filler = program.function("blink_scripted_filler")
+        self._filler_kernels = filler_kernels
         gate, gate_address = gpu.host_memory(4)
         self._gate = gate.view(np.uint32)
         slabs = limits.block_count if limits.rows_movable else grid.max_rows
@@ -54,7 +59,9 @@ class DeviceScriptedEngine:
             times_capacity=times_capacity,
         )
         self._address = gpu.place(self._parameters)
+        free = gpu.free_bytes()
         self.graphs = [self._graph_of(key) for key in grid.keys]
+        self.graph_bytes = free - gpu.free_bytes()
 
     def allow(self, steps: int) -> None:
         """Let the first `steps` steps end."""
@@ -88,6 +95,8 @@ class DeviceScriptedEngine:
 
         def record(stream: Any) -> None:
             self._gpu.launch(self._step, key.sequences, WARP, stream, *arguments)
+            for _ in range(self._filler_kernels):
+                self._gpu.launch(self._filler, 1, WARP, stream)
             self._gpu.launch(self._end, 1, 1, stream, *arguments)
 
         return self._gpu.device_graph(record)

@@ -45,6 +45,7 @@ class DeviceHarness:
         trace_capacity: int = 0,
         profile_capacity: int = 0,
         times_capacity: int = 0,
+        filler_kernels: int = 0,
     ) -> None:
         self.shape = shape
         self.gpu = Gpu()
@@ -66,6 +67,7 @@ class DeviceHarness:
             step_ns=step_ns,
             gated=gated,
             times_capacity=times_capacity,
+            filler_kernels=filler_kernels,
         )
         self.ring = DeviceRing(self.gpu, shape.ring(), shape.epoch)
         self.scheduler = DeviceScheduler(

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blink_persistent.gpu.device_scheduler import Moment
+from blink_persistent.graph_grid import decode_lookup
 from blink_persistent.testing.device_harness import DeviceHarness
 from blink_persistent.testing.scripted_request import ScriptedRequest
 from blink_persistent.testing.scripted_shape import ScriptedShape
@@ -130,6 +131,45 @@ def parts(times: npt.NDArray[np.int64], profile: npt.NDArray[np.int64]) -> dict[
     return found
 
 
+def measure_long_graphs(rows: int, nodes: int, steps: int, output: Path) -> dict[str, Any]:
+    """Graphs with a model's number of kernels: the gap, retries, memory, and against host replays.
+
+    A period is the time from one step's first stamp to the next's. The host replays the last
+    decode step's graph, enqueued back to back without waiting; the scheduler is parked then.
+    """
+    requests = long_requests(rows, steps)
+    with DeviceHarness(
+        shape_of(rows, steps),
+        times_capacity=1 << 16,
+        profile_capacity=PROFILE_CAPACITY,
+        filler_kernels=nodes - 2,
+    ) as harness:
+        harness.submit(requests)
+        harness.scheduler.launch()
+        harness.wait_for_ends(requests, timeout_s=120)
+        harness.scheduler.park()
+        times, profile = harness.engine.times(), harness.scheduler.drain_profile()
+        retries = harness.ring.field("launch_retries")
+        replays, stream = steps // 4, harness.gpu.new_stream()
+        graph = harness.engine.graphs[int(decode_lookup(harness.shape.grid)[rows - 1])]
+        for _ in range(replays):
+            harness.gpu.call("cuGraphLaunch", graph, stream)
+        harness.gpu.call("cuStreamSynchronize", stream)
+        replayed = harness.engine.times()[-replays + 10 :].astype(np.int64)
+        graph_bytes = harness.engine.graph_bytes / len(harness.engine.graphs)
+    name = f"long_rows{rows}_nodes{nodes}"
+    np.savez_compressed(output / f"{name}.npz", times=times, profile=profile, replayed=replayed)
+    looped = times.astype(np.int64)[-replays:-10]
+    return {
+        "run": name,
+        "launch_retries": retries,
+        "bytes_a_graph": round(graph_bytes),
+        "period_device_us": spread(np.diff(looped[:, 0])),
+        "period_host_replay_us": spread(np.diff(replayed[:, 0])),
+        **summarize(times, profile),
+    }
+
+
 def measure_parks(rows: int, parks: int = 100) -> dict[str, Any]:
     """Wall-clock time of parking in the midst of 50 us steps, and from launch to a step's end.
 
@@ -194,7 +234,12 @@ def main() -> None:
                 result = measure(rows, arguments.steps, step_ns, profiled, arguments.output)
                 results.append(result)
                 print(json.dumps(result), flush=True)
-    for extra in (measure_parks(32), soak(32, arguments.soak_steps)):
+    extras = [
+        measure_long_graphs(32, 390, 1000, arguments.output),
+        measure_parks(32),
+        soak(32, arguments.soak_steps),
+    ]
+    for extra in extras:
         results.append(extra)
         print(json.dumps(extra), flush=True)
     (arguments.output / "summary.json").write_text(json.dumps(results, indent=1) + "\n")
