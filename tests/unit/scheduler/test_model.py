@@ -250,5 +250,5 @@ def test_model(shape: ScriptedShape) -> None:
 def test_model_at_length(shape: ScriptedShape) -> None:
     run_state_machine_as_test(
         lambda: SchedulerMachine(shape),  # type: ignore[arg-type]
-        settings=settings(max_examples=500, stateful_step_count=60, deadline=None),
+        settings=settings(max_examples=200, stateful_step_count=60, deadline=None),
     )
