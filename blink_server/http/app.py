@@ -11,7 +11,6 @@ from blink_server.http.auth import ApiKeys
 from blink_server.http.errors import handle_error
 from blink_server.http.metrics import Metrics
 from blink_server.http.models import ModelDirectory
-from blink_server.http.openai_routes import ChatResource, CompletionsResource
 from blink_server.http.scope import ScopedApp
 from blink_server.http.server_routes import (
     HealthResource,
@@ -20,6 +19,12 @@ from blink_server.http.server_routes import (
     VersionResource,
 )
 from blink_server.http.settings import ServerSettings
+from blink_server.http.text_routes import (
+    ChatResource,
+    CompletionsResource,
+    MessagesResource,
+    ResponsesResource,
+)
 from blink_server.http.tokenize_routes import DetokenizeResource, TokenizeResource
 
 App = falcon.asgi.App[falcon.asgi.Request, falcon.asgi.Response]
@@ -78,6 +83,8 @@ def create_app(
     models, health = ModelsResource(directory), HealthResource(directory)
     app.add_route("/v1/completions", CompletionsResource(directory, settings, metrics))
     app.add_route("/v1/chat/completions", ChatResource(directory, settings, metrics))
+    app.add_route("/v1/responses", ResponsesResource(directory, settings, metrics))
+    app.add_route("/v1/messages", MessagesResource(directory, settings, metrics))
     app.add_route("/tokenize", TokenizeResource(directory, settings))
     app.add_route("/detokenize", DetokenizeResource(directory, settings))
     app.add_route("/v1/models", models)

@@ -25,6 +25,7 @@ class Delta:
     logprobs: list[ShownLogprob]
     finish_reason: str | None
     calls: Sequence[CallPiece] = ()
+    stop_string: str | None = None
 
 
 class Choice:
@@ -121,7 +122,7 @@ class Choice:
                 finish_reason = self._calls.finish_reason(finish_reason)
         if finish_reason is None and not text and not logprobs and not calls:
             return None
-        return Delta(self.index, text, logprobs, finish_reason, calls)
+        return Delta(self.index, text, logprobs, finish_reason, calls, self._text.stop_string)
 
     def end(self, outcome: str, timing: RequestTiming | None = None) -> None:
         """Give endpoint and slot back; further calls do nothing.

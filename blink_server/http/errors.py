@@ -69,6 +69,25 @@ class ErrorReply:
         return json.dumps({"error": error}).encode()
 
 
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def anthropic_body(reply: ErrorReply) -> bytes:
+    """The same error in the shape of Anthropic's API."""
+    kind = _ANTHROPIC_TYPES.get(reply.status)
+    if kind is None:
+        kind = "api_error" if reply.status >= 500 else "invalid_request_error"
+    return json.dumps({"type": "error", "error": {"type": kind, "message": reply.message}}).encode()
+
+
 def describe(error: Exception) -> ErrorReply:
     """What a client is told of `error`; a stranger's error is told without its details."""
     message = str(error)
@@ -141,7 +160,8 @@ async def handle_error(
     record_of(request).error = reply.code
     response.status = falcon.code_to_http_status(reply.status)
     response.content_type = falcon.MEDIA_JSON
-    response.data = reply.body()
+    anthropic = request.path.startswith("/v1/messages")
+    response.data = anthropic_body(reply) if anthropic else reply.body()
     # A handler may have chosen a stream before it failed.
     response.stream = None
     for name, value in reply.headers.items():

@@ -108,6 +108,16 @@ string = Check(_string, {"type": "string"})
 """A string."""
 
 
+def _text(value: Any, path: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise refuse(path, value, "a string that is not empty")
+    return value
+
+
+text = Check(_text, {"type": "string", "minLength": 1})
+"""A string that is not empty."""
+
+
 def _mapping(value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise refuse(path, value, "an object")

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from blink_server.errors import InvalidRequest
-from blink_server.http.fields import Check, refuse
+from blink_server.http.content import text_of, text_schema
+from blink_server.http.fields import Check, nullable, refuse
 
 _NOT_SERVED = ("function_call", "audio")
 
@@ -30,34 +31,16 @@ def _message(value: Any, path: str) -> dict[str, Any]:
             )
     if "content" not in value and role != "assistant":
         raise InvalidRequest(f"{path}.content is missing", param=f"{path}.content")
-    message = {**value, "content": _content(value.get("content"), f"{path}.content")}
+    message = {**value, "content": _content(value, path)}
     calls = message.pop("tool_calls", None)
     if calls:
         message["tool_calls"] = _tool_calls(calls, f"{path}.tool_calls")
     return message
 
 
-def _content(value: Any, path: str) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise refuse(path, value, "a string, null or a list of text parts")
-    return "\n".join(_text_part(part, f"{path}[{place}]") for place, part in enumerate(value))
-
-
-def _text_part(value: Any, path: str) -> str:
-    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
-        raise refuse(path, value, 'an object like {"type": "text", "text": "..."}')
-    if value["type"] != "text":
-        raise InvalidRequest(
-            f"{path}: parts of type {value['type'][:60]!r} are not supported by this server",
-            param=f"{path}.type",
-        )
-    if not isinstance(value.get("text"), str):
-        raise refuse(f"{path}.text", value.get("text"), "a string")
-    return str(value["text"])
+def _content(message: dict[str, Any], path: str) -> str:
+    content = message.get("content")
+    return "" if content is None else text_of(content, f"{path}.content", ("text",))
 
 
 def _tool_calls(value: Any, path: str) -> list[dict[str, Any]]:
@@ -94,19 +77,7 @@ def _arguments(value: Any, path: str) -> dict[str, Any]:
     return arguments
 
 
-_CONTENT_SCHEMA = {
-    "anyOf": [
-        {"type": ["string", "null"]},
-        {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                "required": ["type", "text"],
-            },
-        },
-    ]
-}
+_CONTENT_SCHEMA = nullable(text_schema(("text",)))
 _CALL_SCHEMA = {
     "type": "object",
     "properties": {

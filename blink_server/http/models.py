@@ -44,10 +44,11 @@ class TextParts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelEntry:
-    """One version as the catalog describes it; a READY one has its session and text parts.
+    """One generation of a version, as the catalog has it; a READY one has session and text parts.
 
     `epoch` tells one start of the version's runner from the next. `reason` says why it is not
-    READY. `aliases` are further names of its model. `created`: seconds since 1970.
+    READY. `aliases` are further names of its model. `created`: seconds since 1970. `awaited`: what
+    served has made way for it, so that requests wait until it does.
     """
 
     version: ModelVersion
@@ -58,6 +59,7 @@ class ModelEntry:
     session: Session | None = None
     text: TextParts | None = None
     created: int = 0
+    awaited: bool = False
 
     @property
     def key(self) -> EndpointKey:
@@ -149,6 +151,7 @@ class ModelDirectory:
     """Lookups by "name" (its highest READY version) or "name:3", and leases on what was found."""
 
     def __init__(self) -> None:
+        self._all: list[ModelEntry] = []
         self._models: dict[str, dict[int, ModelEntry]] = {}
         self._names: dict[str, str] = {}
         self._server = ServerState.STARTING
@@ -163,17 +166,19 @@ class ModelDirectory:
         """Make `entries` the complete set. An endpoint that no longer serves is retired:
 
         the callbacks of `on_released` hear of it once no request holds it, at once if none does.
+        Of several generations of a version, the latest that serves is the one that requests get.
         """
-        before = {entry.key for entry in self.entries if entry.serves}
+        before = {entry.key for entry in self._all if entry.serves}
+        self._all = list(entries)
         self._models, self._names = {}, {}
-        for entry in entries:
+        for entry in sorted(self._all, key=_rank):
             model = entry.version.model
             self._models.setdefault(model, {})[entry.version.version] = entry
             self._names.update(dict.fromkeys(entry.aliases, model))
         # A model's own name wins over another's alias.
         self._names.update({model: model for model in self._models})
         self._server = server
-        serving = {entry.key for entry in self.entries if entry.serves}
+        serving = {entry.key for entry in self._all if entry.serves}
         self._retired = (self._retired | before) - serving
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -186,7 +191,7 @@ class ModelDirectory:
 
     @property
     def entries(self) -> list[ModelEntry]:
-        """Everything published, by model and version."""
+        """The entry of every version published, by model and version."""
         return [
             self._models[model][version]
             for model in sorted(self._models)
@@ -224,6 +229,31 @@ class ModelDirectory:
             raise Unavailable(f"the model {name!r} is {why_not_ready(entry)}")
         return self._hold(entry, session)
 
+    async def lease_awaited(self, name: str, *, timeout: float) -> Lease:  # noqa: ASYNC109
+        """Hold the endpoint that serves `name`, waiting for one that the catalog calls awaited.
+
+        Raises as `lease` does, at once where none is awaited, else after `timeout` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while self._is_awaited(name):
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        return self.lease(name)
+
+    def _is_awaited(self, name: str) -> bool:
+        found = self.find(name)
+        if found.serves or self._server is ServerState.DRAINING:
+            return False
+        model, version = found.version.model, found.version.version
+        return any(
+            entry.awaited
+            for entry in self._all
+            if entry.version.model == model
+            and (":" not in name or entry.version.version == version)
+        )
+
     async def lease_next(self, name: str, *, after: Lease, timeout: float) -> Lease:  # noqa: ASYNC109
         """Hold what serves `name` once that is no longer the session of `after`.
 
@@ -256,6 +286,10 @@ class ModelDirectory:
         self._retired.discard(key)
         for callback in self._on_released:
             callback(key)
+
+
+def _rank(entry: ModelEntry) -> tuple[bool, int]:
+    return entry.serves, entry.epoch
 
 
 def why_not_ready(entry: ModelEntry) -> str:

@@ -92,14 +92,21 @@ async def _whole(generation: Generation, deltas: AsyncIterator[Delta], wire: Wir
     shown: list[list[ShownLogprob]] = [[] for _ in texts]
     calls = [WholeCalls() for _ in texts]
     reasons = ["" for _ in texts]
+    stops: list[str | None] = [None for _ in texts]
     async for delta in deltas:
         texts[delta.index].append(delta.text)
         shown[delta.index] += delta.logprobs
         calls[delta.index].add(delta.calls)
         reasons[delta.index] = delta.finish_reason or ""
+        stops[delta.index] = delta.stop_string
     choices = [
         FinishedChoice(
-            index, "".join(texts[index]), shown[index], reasons[index], calls[index].calls
+            index,
+            "".join(texts[index]),
+            shown[index],
+            reasons[index],
+            calls[index].calls,
+            stops[index],
         )
         for index in range(len(texts))
     ]

@@ -36,6 +36,7 @@ class FinishedChoice:
     logprobs: list[ShownLogprob]
     finish_reason: str
     calls: list[WholeCall]
+    stop_string: str | None
 
 
 class Wire(Protocol):

@@ -75,6 +75,11 @@ class ChoiceText:
         self.finish_reason: str | None = None
         self.stopped = False
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stops.found
+
     def push(self, event: TokenEvent) -> tuple[str, list[ShownLogprob]]:
         """Take one event; returns the text to show now and the log-probabilities it completes."""
         parts = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from blink_server.testing.fake_backend import FakeSession, Respond, answer
 from blink_server.testing.tiny_tokenizer import CHAT_TEMPLATE, IM_END, byte_level_tokenizer
 from blink_server.text.chat_template import ChatTemplate
 from blink_server.text.tokenizers import HuggingFaceTokenizer
+from blink_server.text.tools.json_formats import Hermes
 
 CONTEXT = 128
 
@@ -175,3 +177,36 @@ def frames() -> Callable[[bytes], list[Any]]:
         return [json.loads(payload) for payload in payloads]
 
     return split
+
+
+@pytest.fixture
+def typed() -> Callable[[bytes], list[Any]]:
+    """Splits a stream of typed events into their payloads; asserts that names and types agree."""
+
+    def split(body: bytes) -> list[Any]:
+        parts = body.decode().split("\n\n")
+        assert parts.pop() == ""
+        payloads = []
+        for part in parts:
+            name, data = part.split("\n")
+            payloads.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {payloads[-1]['type']}"
+        return payloads
+
+    return split
+
+
+TOOL_TEMPLATE = "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}" + CHAT_TEMPLATE
+
+
+@pytest.fixture
+def calling() -> Callable[[Worker, str], FakeSession]:
+    """Publishes "tiny", which writes calls as Hermes does, with an answer."""
+
+    def serve(worker: Worker, text: str) -> FakeSession:
+        session = worker.session(text)
+        parts = TextParts(worker.tokenizer, ChatTemplate(TOOL_TEMPLATE), Hermes())
+        worker.directory.publish([replace(worker.entry(session), text=parts)])
+        return session
+
+    return serve
