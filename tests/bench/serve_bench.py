@@ -171,6 +171,7 @@ def write_results(
         "measures": [{**asdict(one), "median": one.median, "met": one.met} for one in measures],
         "memory_bytes": memory,
     }
+    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-cpu.json"
     path.write_text(json.dumps(document, indent=2) + "\n")
     return path
