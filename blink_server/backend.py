@@ -166,6 +166,14 @@ class Session(Protocol):
         """Requests submitted whose slot has not been given back."""
         ...
 
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """Apply what of the version's config.json may change in service: `limits.max_queue`.
+
+        Called after `connect` and whenever the file has changed; takes effect with the next
+        submit.
+        """
+        ...
+
     def stats(self) -> SchedulerStats | None:
         """For metrics; None where the backend has no scheduler of its own."""
         ...

@@ -8,7 +8,7 @@ here, so that a runner is ended only after every worker has let go of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from blink_server.control_server import Peer, first_done
@@ -34,6 +34,7 @@ class Catalog:
         self._changed = asyncio.Condition()
         self._held: dict[Peer, set[EndpointKey]] = {}  # may hold: offered, and not given back
         self._connected: dict[Peer, set[EndpointKey]] = {}
+        self._listeners: list[Callable[[], None]] = []
 
     @property
     def current(self) -> CatalogUpdate | None:
@@ -50,6 +51,14 @@ class Catalog:
         revision = 1 if self._update is None else self._update.revision + 1
         self._update = CatalogUpdate(revision, server, tuple(models))
         await self._notify()
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` whenever something was published or a worker has said something."""
+        self._listeners.append(callback)
+
+    def reachable(self, key: EndpointKey) -> bool:
+        """Whether every worker that follows is connected to the endpoint."""
+        return all(key in connected for connected in self._connected.values())
 
     async def released(self, key: EndpointKey) -> None:
         """Wait until no worker holds the endpoint, which must be out of the catalog already."""
@@ -109,5 +118,7 @@ class Catalog:
             await self._notify()
 
     async def _notify(self) -> None:
+        for callback in self._listeners:
+            callback()
         async with self._changed:
             self._changed.notify_all()

@@ -92,7 +92,9 @@ class CatalogFollower:
         self._updated.set()
         offered = {entry.key: entry for entry in update.models if entry.endpoint is not None}
         for key, entry in offered.items():
-            if key not in self._links:
+            if key in self._links:
+                self._links[key].update(entry)
+            else:
                 self._link(entry)
         self._publish()
         for key, link in list(self._links.items()):
@@ -164,6 +166,7 @@ class CatalogFollower:
             session=session,
             text=link.text if link is not None and session is not None else None,
             created=_created(entry),
+            awaited=entry.awaited,
         )
 
     def _offered(self, key: EndpointKey) -> bool:

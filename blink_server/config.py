@@ -35,6 +35,7 @@ class ModelSettings:
     version_policy: VersionPolicy = field(default_factory=Latest)
     aliases: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)  # beneath each config.json
+    unload_first: bool = False  # what serves may go before what follows it is loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ def load_model_settings(model_directory: Path) -> ModelSettings:
         version_policy=_version_policy(document["version_policy"]),
         aliases=tuple(document["aliases"]),
         defaults=document["defaults"],
+        unload_first=document["replace"] == "unload_first",
     )
 
 

@@ -53,7 +53,11 @@ _LAST_WORDS_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class RunnerEnvironment:
-    """What the provisioner tells a runner; `runtime_directory` is the runner's alone."""
+    """What the provisioner tells a runner; `runtime_directory` is the runner's alone.
+
+    `config_file` holds the version's effective configuration: config.json as it was validated, with
+    every default filled in.
+    """
 
     control_socket: Path
     model: str
@@ -61,6 +65,7 @@ class RunnerEnvironment:
     epoch: int
     runtime_directory: Path
     version_directory: Path
+    config_file: Path
 
     def variables(self) -> dict[str, str]:
         """The environment variables that carry it."""
@@ -71,6 +76,7 @@ class RunnerEnvironment:
             "BLINK_RUNNER_EPOCH": str(self.epoch),
             "BLINK_RUNTIME_DIR": str(self.runtime_directory),
             "BLINK_VERSION_DIRECTORY": str(self.version_directory),
+            "BLINK_VERSION_CONFIG": str(self.config_file),
         }
 
     @classmethod
@@ -84,6 +90,7 @@ class RunnerEnvironment:
                 epoch=int(variables["BLINK_RUNNER_EPOCH"]),
                 runtime_directory=Path(variables["BLINK_RUNTIME_DIR"]),
                 version_directory=Path(variables["BLINK_VERSION_DIRECTORY"]),
+                config_file=Path(variables["BLINK_VERSION_CONFIG"]),
             )
         except KeyError as error:
             raise BlinkError(f"{error.args[0]} is not set: runners are started by serve") from None

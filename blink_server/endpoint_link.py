@@ -83,6 +83,12 @@ class EndpointLink:
             await asyncio.sleep(retry)
             retry = min(2 * retry, _LONGEST_RETRY)
 
+    def update(self, entry: CatalogEntry) -> None:
+        """The endpoint is the same; the version's settings may have changed."""
+        self.entry = entry
+        if self._session is not None:
+            self._session.configure(entry.config)
+
     async def close(self) -> None:
         """Close the session, if there is one, and wait until it has given back what it holds."""
         session, self._session = self._session, None
@@ -108,6 +114,8 @@ class EndpointLink:
             if self.failure != self._told:
                 log.exception("%s: backend %s has a defect", self.key, self.entry.backend)
         else:
+            # The runner may have been started before the latest settings.
+            session.configure(self.entry.config)
             self._lost.clear()
             self.unused.clear()
             self._session, self.failure = session, ""

@@ -111,7 +111,11 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """One wanted version as workers see it; `endpoint` is there only while it can be used."""
+    """One generation of a version as workers see it.
+
+    `endpoint` is there only while it can be used. `awaited`: what served before has made way for
+    it, and requests had better wait.
+    """
 
     model: str
     version: int
@@ -123,6 +127,7 @@ class CatalogEntry:
     aliases: tuple[str, ...]
     backend: str
     endpoint: Endpoint | None = None
+    awaited: bool = False
 
     @property
     def key(self) -> EndpointKey:

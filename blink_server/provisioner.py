@@ -19,9 +19,13 @@ from blink_server.control_server import ControlServer, first_done
 from blink_server.errors import BlinkError
 from blink_server.front import Front, FrontOptions
 from blink_server.plugins import Plugins
+from blink_server.repository.follower import RepositoryFollower
 from blink_server.repository.manager import Manager
+from blink_server.repository.reader import RepositoryReader
+from blink_server.repository.settling import Settling
 from blink_server.repository.supervisor import Limits
-from blink_server.repository.wanted import WantedSet, read_wanted
+from blink_server.repository.wanted import WantedSet
+from blink_server.repository.watcher import Watcher
 from blink_server.runtime_dir import RuntimeDirectory, living_processes, open_runtime_directory
 
 log = logging.getLogger(__name__)
@@ -32,12 +36,19 @@ _CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Everything that `serve` was asked for."""
+    """Everything that `serve` was asked for.
+
+    `watch`: follow changes of the repositories; with `polling_seconds` by looking that often,
+    without by the kernel's events. `settle_seconds`: how long a version must have been still.
+    """
 
     repositories: Sequence[Path]
     front: FrontOptions
     runtime_directory: Path | None = None
     limits: Limits = field(default_factory=Limits)
+    watch: bool = True
+    polling_seconds: float | None = None
+    settle_seconds: float = 1.0
 
 
 class Provisioner:
@@ -56,6 +67,7 @@ class Provisioner:
         self._announce = announce
         self._stopping = asyncio.Event()
         self._runtime: RuntimeDirectory
+        self._follower: RepositoryFollower
         self.wanted: WantedSet
         self.front: Front
         self.manager: Manager
@@ -72,9 +84,12 @@ class Provisioner:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._signalled, number)
-        self.wanted = await asyncio.to_thread(
-            read_wanted, self._options.repositories, self._plugins
+        options = self._options
+        reader = RepositoryReader(
+            options.repositories, self._plugins, Settling(options.settle_seconds)
         )
+        self._follower = RepositoryFollower(reader, self._apply)
+        self.wanted = await self._follower.first()
         self._runtime = open_runtime_directory(self._options.runtime_directory)
         try:
             self.front = Front(self._options.front, self._runtime)
@@ -113,16 +128,33 @@ class Provisioner:
         )
         try:
             await self.manager.inherit()
-            await self.manager.apply(self.wanted.valid, self.wanted.invalid)
+            await self.manager.apply(self.wanted)
             await control.start()
             announcement = asyncio.create_task(self._announce_when_settled())
-            await first_done(self._until_stopped(), self.front.run())
+            await first_done(self._until_stopped(), self.front.run(), self._follow())
             announcement.cancel()
         except BaseException:
             self._kill()
             raise
         finally:
             await self._shut_down(control)
+
+    async def _apply(self, wanted: WantedSet) -> None:
+        self.wanted = wanted
+        await self.manager.apply(wanted)
+
+    async def _follow(self) -> None:
+        """Keep to what the repositories hold, if they are watched."""
+        options = self._options
+        if not options.watch:
+            await self._stopping.wait()
+            return
+        watcher = Watcher(options.repositories, polling_seconds=options.polling_seconds)
+        try:
+            await asyncio.to_thread(watcher.start)
+            await self._follower.run(watcher)
+        finally:
+            await asyncio.to_thread(watcher.close)
 
     async def _until_stopped(self) -> None:
         await self._stopping.wait()

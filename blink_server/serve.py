@@ -62,6 +62,40 @@ from blink_server.repository.supervisor import Limits, Supervisor
     help="How long the load of one version may take.",
 )
 @click.option(
+    "--drain-timeout-secs",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    help="How long requests on a version that is unloaded may go on.",
+)
+@click.option(
+    "--load-parallelism",
+    type=click.IntRange(1, 1024),
+    default=4,
+    show_default=True,
+    help="How many versions may load at a time.",
+)
+@click.option(
+    "--model-control",
+    type=click.Choice(("none", "watch")),
+    default="watch",
+    show_default=True,
+    help="none: serve what is there at the start; watch: follow changes of the repository.",
+)
+@click.option(
+    "--repository-polling",
+    "polling_seconds",
+    type=click.FloatRange(min=0.1, max=3600),
+    help="Look for changes every so many seconds, where the file system sends no events.",
+)
+@click.option(
+    "--settle-secs",
+    type=click.FloatRange(min=0, max=3600),
+    default=1.0,
+    show_default=True,
+    help="How long the files of a version must have been still before it is loaded.",
+)
+@click.option(
     "--runtime-dir",
     type=click.Path(path_type=Path),
     help="Private folder for sockets; give the same one to take over after a crash.",
@@ -84,6 +118,11 @@ def serve_command(
     insecure: bool,
     exit_timeout_secs: int,
     load_timeout_secs: float,
+    drain_timeout_secs: float,
+    load_parallelism: int,
+    model_control: str,
+    polling_seconds: float | None,
+    settle_secs: float,
     runtime_dir: Path | None,
     plugin_directories: tuple[Path, ...],
     log_level: str,
@@ -107,7 +146,12 @@ def serve_command(
             http=http,
         ),
         runtime_directory=runtime_dir,
-        limits=Limits(load=load_timeout_secs),
+        limits=Limits(
+            load=load_timeout_secs, drain=drain_timeout_secs, parallel_loads=load_parallelism
+        ),
+        watch=model_control == "watch",
+        polling_seconds=polling_seconds,
+        settle_seconds=settle_secs,
     )
     asyncio.run(_run(options))
 

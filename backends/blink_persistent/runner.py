@@ -29,9 +29,10 @@ from blink_persistent.graph_grid import GraphGrid
 from blink_persistent.leases import LeaseKeeper
 from blink_persistent.ring import Ring, SlotState, create_ring_memory
 from blink_server.backend import Endpoint, ModelVersion
-from blink_server.config import load_graph_grid, load_model_config, load_model_settings
+from blink_server.config import load_graph_grid
 from blink_server.control import RunnerChannel
 from blink_server.errors import BlinkError, EngineFailure
+from blink_server.json_file import read_json
 from blink_server.messages import Drain
 from blink_server.plugins import load_plugins
 
@@ -154,8 +155,7 @@ def provision(channel: RunnerChannel, threads: int) -> tuple[ModelVersion, Provi
     """Load the version that the environment names. Raises BlinkError."""
     environment = channel.environment
     directory = environment.version_directory
-    defaults = load_model_settings(directory.parent).defaults
-    config = load_model_config(directory, defaults=defaults)
+    config = read_json(environment.config_file)
     version = ModelVersion(environment.model, environment.version, directory, config)
     backend = load_plugins().backends[version.config["backend"]]
     if not isinstance(backend, PersistentBackend):

@@ -76,9 +76,12 @@ class Harness:
         """Tell `observer` of every later change, after the observers that came before it."""
         self._observers.append(observer)
 
-    def load(self) -> int:
-        """A load begins: UNAVAILABLE -> LOADING. Returns its epoch."""
-        self._go(State.LOADING)
+    def load(self, epoch: int | None = None) -> int:
+        """A load begins: UNAVAILABLE -> LOADING. Returns its epoch, by default the next one.
+
+        `epoch` is for whoever counts the loads of several generations of the version together.
+        """
+        self._go(State.LOADING, epoch=epoch)
         return self._epoch
 
     def ready(self) -> None:
@@ -102,14 +105,14 @@ class Harness:
             raise ValueError("an UNAVAILABLE version needs a reason")
         self._go(State.UNAVAILABLE, reason)
 
-    def _go(self, state: State, reason: str = "") -> None:
+    def _go(self, state: State, reason: str = "", *, epoch: int | None = None) -> None:
         if self._notifying:
             raise TransitionError(f"{self!r}: an observer asked for {state}")
         if state not in ALLOWED[self._state]:
             raise TransitionError(f"{self!r} cannot become {state}")
         previous, self._state, self._reason = self._state, state, reason
         if state is State.LOADING:
-            self._epoch += 1
+            self._epoch = self._epoch + 1 if epoch is None else epoch
         self._notifying = True
         try:
             for observer in self._observers:

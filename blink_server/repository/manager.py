@@ -1,4 +1,4 @@
-"""Makes what runs what the repository wants, one supervisor a version, and publishes the result."""
+"""Makes what runs what the repository wants, and publishes the result."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from blink_server.backend import Backend
 from blink_server.catalog import Catalog, ServerState
@@ -13,10 +14,10 @@ from blink_server.control_server import Peer
 from blink_server.messages import CatalogEntry, EndpointKey, RegisterRunner, Stop
 from blink_server.repository.admission import Admission
 from blink_server.repository.harness import Harness, State
-from blink_server.repository.policy import Load, VersionKey, next_actions
+from blink_server.repository.policy import Generation, Load, VersionKey, next_actions
 from blink_server.repository.runner_process import RunnerProcess
-from blink_server.repository.supervisor import Limits, Supervisor
-from blink_server.repository.wanted import InvalidVersion, WantedVersion
+from blink_server.repository.supervisor import Limits, Supervisor, Surroundings
+from blink_server.repository.wanted import InvalidVersion, WantedSet, WantedVersion
 from blink_server.runtime_dir import RuntimeDirectory
 
 log = logging.getLogger(__name__)
@@ -38,44 +39,56 @@ class Manager:
         self._catalog = catalog
         self._runtime = runtime
         self._limits = limits or Limits()
-        self._admission = admission or Admission()
-        self._supervisors: dict[VersionKey, Supervisor] = {}
-        self._tasks: dict[VersionKey, asyncio.Task[None]] = {}
-        self._invalid: dict[VersionKey, InvalidVersion] = {}
-        self._wanted: dict[VersionKey, WantedVersion] = {}
+        self._around = Surroundings(
+            runtime=runtime,
+            admission=admission or Admission(),
+            limits=self._limits,
+            loading=asyncio.Semaphore(self._limits.parallel_loads),
+            publish=self.publish,
+            released=lambda runner: catalog.released(runner.key),
+        )
+        self._supervisors: dict[Generation, Supervisor] = {}
+        self._tasks: dict[Generation, asyncio.Task[None]] = {}
+        self._wanted: dict[Generation, WantedVersion] = {}
+        self._invalid: dict[Generation, InvalidVersion] = {}
+        self._held: set[str] = set()
         self._epochs: dict[VersionKey, int] = {}  # of the last load, also of versions gone
-        self._inherited: dict[VersionKey, RunnerProcess] = {}
+        self._inherited: list[RunnerProcess] = []
+        self._started = False  # everything has been READY or UNAVAILABLE once
         self._draining = False
-        self._drain_seconds = 0.0
+        catalog.on_change(self._act_soon)
 
     async def inherit(self) -> None:
         """Find the runners that a dead predecessor has left in the runtime directory.
 
         Call it before `apply`, which puts those that are wanted into service again and ends the
-        others. Of two runners of one version, the later serves on.
+        others. Of two runners of one generation, the later serves on.
         """
         found = [RunnerProcess.take_over(d) for d in self._runtime.runner_directories()]
-        runners = sorted((r for r in found if r is not None), key=lambda r: r.key.epoch)
-        for runner in runners:
-            key = VersionKey(runner.key.model, runner.key.version)
-            self._epochs[key] = runner.key.epoch
-            if (older := self._inherited.pop(key, None)) is not None:
+        latest: dict[Generation, RunnerProcess] = {}
+        for runner in sorted((r for r in found if r is not None), key=lambda r: r.key.epoch):
+            self._epochs[runner.wanted.key] = runner.key.epoch
+            if (older := latest.pop(runner.wanted.generation, None)) is not None:
                 await older.stop(self._limits.kill_grace)
-            self._inherited[key] = runner
+            latest[runner.wanted.generation] = runner
+        self._inherited = list(latest.values())
 
-    async def apply(
-        self,
-        wanted: Sequence[WantedVersion],
-        invalid: Sequence[InvalidVersion] = (),
-        *,
-        drain_seconds: float = 30.0,
-    ) -> None:
+    async def apply(self, wanted: WantedSet) -> None:
         """Begin to make this, the complete wanted set, what runs; returns without waiting."""
-        self._drain_seconds = drain_seconds
-        self._wanted = {w.key: w for w in wanted}
-        self._invalid = {i.key: i for i in invalid}
-        for key in [k for k in self._inherited if k not in self._wanted]:
-            await self._inherited.pop(key).stop(self._limits.kill_grace)
+        self._wanted = {each.generation: each for each in wanted.valid}
+        self._invalid = {each.generation: each for each in wanted.invalid}
+        self._held = set(wanted.held)
+        inherited, self._inherited = self._inherited, []
+        for runner in inherited:
+            if runner.wanted.version.config["backend"] in self._backends:
+                self._supervise(runner.wanted, runner)
+            else:
+                await runner.stop(self._limits.kill_grace)
+        for generation, supervisor in self._supervisors.items():
+            if generation in self._wanted:
+                supervisor.wanted = self._wanted[generation]
+            elif (aliases := wanted.aliases.get(generation.model)) is not None:
+                supervisor.wanted = replace(supervisor.wanted, aliases=aliases)
         self._act()
         await self.publish()
 
@@ -86,15 +99,15 @@ class Manager:
 
     @property
     def supervisors(self) -> Sequence[Supervisor]:
-        """Of every version that is not gone, by name and version."""
-        return [self._supervisors[key] for key in sorted(self._supervisors)]
+        """Of every generation that is not gone, by name and version."""
+        return [self._supervisors[generation] for generation in sorted(self._supervisors)]
 
     async def runner_connected(self, peer: Peer, registration: RegisterRunner) -> None:
         """Serve one runner's control connection; a runner that nobody started is told to stop."""
         key = EndpointKey(registration.model, registration.version, registration.epoch)
-        supervisor = self._supervisors.get(VersionKey(key.model, key.version))
-        runner = supervisor.runner if supervisor is not None else None
-        if runner is None or runner.key != key:
+        runners = (supervisor.runner for supervisor in self._supervisors.values())
+        runner = next((each for each in runners if each is not None and each.key == key), None)
+        if runner is None:
             log.warning("%s: %s is not wanted, told to stop", peer.name, key)
             await peer.send(Stop())
             return
@@ -111,7 +124,7 @@ class Manager:
         for supervisor in self._supervisors.values():
             supervisor.leave(drain_seconds)
         await asyncio.gather(*self._tasks.values())
-        for runner in self._inherited.values():
+        for runner in self._inherited:
             await runner.stop(self._limits.kill_grace)
         self._inherited.clear()
 
@@ -131,50 +144,72 @@ class Manager:
         entries = [s.entry() for s in self._supervisors.values()]
         entries += [_invalid_entry(i) for i in self._invalid.values()]
         await self._catalog.publish(
-            self._server_state(), sorted(entries, key=lambda e: (e.model, e.version))
+            self._server_state(), sorted(entries, key=lambda e: (e.model, e.version, e.epoch))
         )
 
     def _server_state(self) -> ServerState:
         if self._draining:
             return "DRAINING"
-        settled = all(s.settled.is_set() for s in self._supervisors.values())
-        return "READY" if settled else "STARTING"
+        # A model that comes later does not make the server start again.
+        self._started = self._started or all(s.settled.is_set() for s in self.supervisors)
+        return "READY" if self._started else "STARTING"
+
+    def _act_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(self._act)
 
     def _act(self) -> None:
         if self._draining:
             return
-        actual = {key: s.harness.state for key, s in self._supervisors.items()}
-        for action in next_actions(self._wanted.keys(), actual):
+        actual = {generation: self._state(s) for generation, s in self._supervisors.items()}
+        # What cannot even be loaded is a load that has failed: what it was to replace serves on.
+        actual.update(dict.fromkeys(self._invalid, State.UNAVAILABLE))
+        for action in next_actions(
+            [*self._wanted, *self._invalid],
+            actual,
+            held=self._held,
+            proven=[generation for generation, s in self._supervisors.items() if s.proven],
+            starved=[generation for generation, s in self._supervisors.items() if s.starved],
+        ):
             if isinstance(action, Load):
-                self._load(self._wanted[action.key])
+                self._supervise(self._wanted[action.generation])
             else:
-                self._supervisors[action.key].leave(self._drain_seconds)
+                self._supervisors[action.generation].leave(self._limits.drain)
 
-    def _load(self, wanted: WantedVersion) -> None:
-        key = wanted.key
-        inherited = self._inherited.pop(key, None)
-        epoch = self._epochs.get(key, 0) if inherited is None else inherited.key.epoch - 1
-        harness = Harness(key.model, key.version, epoch=epoch)
-        harness.observe(self._changed)
+    def _state(self, supervisor: Supervisor) -> State:
+        """A version serves when every worker can reach it: only then may another go for it."""
+        state, runner = supervisor.harness.state, supervisor.runner
+        if state is State.READY and (runner is None or not self._catalog.reachable(runner.key)):
+            return State.LOADING
+        return state
+
+    def _supervise(self, wanted: WantedVersion, inherited: RunnerProcess | None = None) -> None:
+        key, generation = wanted.key, wanted.generation
+        harness = Harness(key.model, key.version)
         supervisor = Supervisor(
             wanted,
             harness,
+            self._around,
             backend=self._backends[str(wanted.version.config["backend"])],
             threads=_threads_each(len(self._wanted)),
-            runtime=self._runtime,
-            admission=self._admission,
-            limits=self._limits,
-            publish=self.publish,
-            released=lambda runner: self._catalog.released(runner.key),
+            next_epoch=lambda: self._next_epoch(key),
             inherited=inherited,
         )
-        self._supervisors[key] = supervisor
-        self._tasks[key] = asyncio.create_task(self._supervise(key, supervisor), name=str(key))
+        harness.observe(self._changed)
+        self._supervisors[generation] = supervisor
+        self._tasks[generation] = asyncio.create_task(self._run(generation), name=str(key))
 
-    async def _supervise(self, key: VersionKey, supervisor: Supervisor) -> None:
+    def _next_epoch(self, key: VersionKey) -> int:
+        self._epochs[key] = self._epochs.get(key, 0) + 1
+        return self._epochs[key]
+
+    async def _run(self, generation: Generation) -> None:
+        supervisor = self._supervisors[generation]
         await supervisor.run()
-        self._epochs[key] = supervisor.harness.epoch
-        del self._supervisors[key], self._tasks[key]
+        supervisor.settled.set()  # it may have gone before its load began
+        del self._supervisors[generation], self._tasks[generation]
+        for supervisor in self._supervisors.values():
+            if supervisor.awaited:
+                supervisor.retry()
         self._act()
         await self.publish()
 
@@ -183,7 +218,7 @@ class Manager:
         level = logging.WARNING if reason and previous is not State.UNLOADING else logging.INFO
         log.log(level, "%s:%d %s%s", harness.model, harness.version, harness.state, reason)
         # What is READY now may let an older version go; an observer must not do that itself.
-        asyncio.get_running_loop().call_soon(self._act)
+        self._act_soon()
 
 
 def _threads_each(versions: int) -> int:

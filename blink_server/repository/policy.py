@@ -42,18 +42,33 @@ class VersionKey(NamedTuple):
         return f"{self.model}:{self.version}"
 
 
+class Generation(NamedTuple):
+    """One content of a version: what a load reads. When its files change, the next one follows."""
+
+    model: str
+    version: int
+    content: str = ""
+
+    @property
+    def key(self) -> VersionKey:
+        return VersionKey(self.model, self.version)
+
+    def __str__(self) -> str:
+        return f"{self.model}:{self.version}"
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Begin to load a version; nothing of it exists yet."""
+    """Begin to load a generation; nothing of it exists yet."""
 
-    key: VersionKey
+    generation: Generation
 
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """End a version: drain it first if it is READY."""
+    """End a generation: drain it first if it is READY."""
 
-    key: VersionKey
+    generation: Generation
 
 
 Action = Load | Unload
@@ -71,33 +86,63 @@ def select_versions(policy: VersionPolicy, available: Iterable[int]) -> tuple[in
 
 
 def next_actions(
-    wanted: Collection[VersionKey], actual: Mapping[VersionKey, State]
+    wanted: Collection[Generation],
+    actual: Mapping[Generation, State],
+    *,
+    held: Collection[str] = (),
+    proven: Collection[Generation] = (),
+    starved: Collection[Generation] = (),
 ) -> list[Action]:
     """What brings `actual` nearer to `wanted`: loads first, each model's newest version first.
 
-    A READY version that is no longer wanted goes only when the wanted versions of its model have
-    all settled (READY or UNAVAILABLE) and one of them is READY: new before old, and a failed load
-    keeps the old one serving. It goes at once when nothing of its model is wanted any more.
-    UNAVAILABLE versions are not loaded again here: their retry has its own clock. A version that
-    is on its way out is loaded again only after it has left `actual`.
+    `wanted` has at most one generation of a version. A READY generation that is no longer wanted
+    goes only when what follows it serves: the wanted generation of its own version where there is
+    one, else the wanted versions of its model, all settled (READY or UNAVAILABLE) and one of them
+    READY. New comes before old, and a failed load keeps the old one serving. It goes at once when
+    nothing of its model is wanted any more.
+
+    `held`: models of which it is not known what they want; they keep what they have. `proven`:
+    generations that have been READY, which stay like READY ones while they are started again.
+    `starved`: wanted generations that get memory only when what serves now goes first.
+
+    UNAVAILABLE generations are not loaded again here: their retry has its own clock. One that is
+    on its way out is loaded again only after it has left `actual`.
     """
-    wanted_states: dict[str, list[State | None]] = defaultdict(list)
-    for key in wanted:
-        wanted_states[key.model].append(actual.get(key))
-    newest_first = sorted(set(wanted) - set(actual), key=lambda key: (key.model, -key.version))
-    loads = [Load(key) for key in newest_first]
+    successors: dict[str, dict[Generation, State | None]] = defaultdict(dict)
+    for generation in wanted:
+        successors[generation.model][generation] = actual.get(generation)
+    newest_first = sorted(set(wanted) - set(actual), key=lambda each: (each.model, -each.version))
+    loads = [Load(generation) for generation in newest_first]
     unloads = [
-        Unload(key)
-        for key in sorted(set(actual) - set(wanted))
-        if _may_go(actual[key], wanted_states.get(key.model, []))
+        Unload(generation)
+        for generation in sorted(set(actual) - set(wanted))
+        if generation.model not in held
+        and _may_go(
+            generation,
+            actual[generation],
+            successors.get(generation.model, {}),
+            proven=generation in proven,
+            starved=starved,
+        )
     ]
     return [*loads, *unloads]
 
 
-def _may_go(state: State, successors: Collection[State | None]) -> bool:
+def _may_go(
+    generation: Generation,
+    state: State,
+    successors: Mapping[Generation, State | None],
+    *,
+    proven: bool,
+    starved: Collection[Generation],
+) -> bool:
     if state in (State.DRAINING, State.UNLOADING):
         return False  # already going
-    if state is not State.READY or not successors:
+    if not successors or not (proven or state is State.READY):
         return True
-    settled = all(successor in (State.READY, State.UNAVAILABLE) for successor in successors)
-    return settled and State.READY in successors
+    own = {each: s for each, s in successors.items() if each.version == generation.version}
+    followers = own or successors
+    if any(each in starved for each in followers):
+        return True
+    settled = all(s in (State.READY, State.UNAVAILABLE) for s in followers.values())
+    return settled and State.READY in followers.values()

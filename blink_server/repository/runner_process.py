@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from blink_server.backend import ModelVersion
 from blink_server.control import RunnerEnvironment
@@ -24,10 +26,12 @@ from blink_server.messages import (
     RunnerCommand,
     Stop,
 )
-from blink_server.process import Exit, Process
+from blink_server.process import Exit, Process, ProcessId
+from blink_server.repository.wanted import WantedVersion
 from blink_server.runtime_dir import RuntimeDirectory, read_record, write_record
 
 RECORD = "runner.json"
+CONFIG = "config.json"  # the effective one: what the runner and a later server go by
 
 
 class LoadError(Exception):
@@ -38,11 +42,18 @@ class LoadTimeoutError(LoadError):
     """The runner lives but is not ready in time."""
 
 
+class MemoryRefusedError(LoadError):
+    """There is no memory for it now."""
+
+
 class RunnerProcess:
     """All calls on the provisioner's event loop."""
 
-    def __init__(self, key: EndpointKey, process: Process, directory: Path) -> None:
-        self.key = key
+    def __init__(
+        self, wanted: WantedVersion, epoch: int, process: Process, directory: Path
+    ) -> None:
+        self.wanted = wanted
+        self.key = EndpointKey(wanted.key.model, wanted.key.version, epoch)
         self.process = process
         self._directory = directory
         self._peer: Peer | None = None
@@ -54,10 +65,10 @@ class RunnerProcess:
 
     @classmethod
     async def start(
-        cls, version: ModelVersion, epoch: int, argv: Sequence[str], runtime: RuntimeDirectory
+        cls, wanted: WantedVersion, epoch: int, argv: Sequence[str], runtime: RuntimeDirectory
     ) -> RunnerProcess:
         """Start the runner in a directory of its own. Raises BlinkError; leaves nothing then."""
-        directory = runtime.new_runner_directory()
+        directory, version = runtime.new_runner_directory(), wanted.version
         environment = RunnerEnvironment(
             control_socket=runtime.control_socket,
             model=version.model,
@@ -65,8 +76,10 @@ class RunnerProcess:
             epoch=epoch,
             runtime_directory=directory,
             version_directory=version.directory,
+            config_file=directory / CONFIG,
         )
         try:
+            environment.config_file.write_text(json.dumps(dict(version.config)), encoding="utf-8")
             process = await Process.start(
                 argv,
                 env={**os.environ, **environment.variables()},
@@ -75,26 +88,35 @@ class RunnerProcess:
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        key = EndpointKey(version.model, version.version, epoch)
         write_record(
             directory / RECORD,
             process.identity,
-            model=key.model,
-            version=key.version,
-            epoch=key.epoch,
+            model=version.model,
+            version=version.version,
+            epoch=epoch,
+            content=wanted.content,
+            directory=str(version.directory),
         )
-        return cls(key, process, directory)
+        return cls(wanted, epoch, process, directory)
 
     @classmethod
     def take_over(cls, directory: Path) -> RunnerProcess | None:
         """The runner that a dead provisioner has left there; None, and cleaned up, if it ended."""
         found = read_record(directory / RECORD)
         if found is not None:
-            identity, facts = found
-            with contextlib.suppress(ProcessLookupError, TypeError):
-                return cls(EndpointKey(**facts), Process.take_over(identity), directory)
+            with contextlib.suppress(ProcessLookupError, OSError, ValueError, KeyError, TypeError):
+                return cls._recorded(directory, *found)
         shutil.rmtree(directory, ignore_errors=True)
         return None
+
+    @classmethod
+    def _recorded(
+        cls, directory: Path, identity: ProcessId, facts: Mapping[str, Any]
+    ) -> RunnerProcess:
+        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        version = ModelVersion(facts["model"], facts["version"], Path(facts["directory"]), config)
+        wanted = WantedVersion(version, content=facts["content"])
+        return cls(wanted, facts["epoch"], Process.take_over(identity), directory)
 
     async def serve(self, peer: Peer) -> None:
         """Read what the runner says on one connection until it closes. Raises ProtocolError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +25,8 @@ class SourceModel:
 
     `versions` is every version directory, `wanted` those that the version policy selects: none
     where the model as a whole cannot be served. `problems` are the model's own, not its versions'.
-    `aliases` are those that no other model claims.
+    `aliases` are those that no other model claims. `readable` is False where it cannot be told
+    what the model wants: what serves of it had better go on.
     """
 
     name: str
@@ -35,18 +36,22 @@ class SourceModel:
     wanted: tuple[int, ...] = ()
     aliases: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
+    readable: bool = True
 
 
-def read_repositories(repositories: Iterable[Path]) -> dict[str, SourceModel]:
+def read_repositories(
+    repositories: Iterable[Path], *, visible: Callable[[Path], bool] = lambda _: True
+) -> dict[str, SourceModel]:
     """Every model of every repository, by name, in order of names.
 
-    A model that cannot be served is there with its problems and wants no version; it never keeps
+    `visible(directory)` says of each version directory whether it is to be seen. A model that
+    cannot be served is there with its problems and wants no version; it never keeps
     another from being served. Raises BlinkError, naming it, for a repository that cannot be read.
     """
     found: dict[str, list[SourceModel]] = defaultdict(list)
     for repository in {path.resolve(): path for path in repositories}.values():
         for directory in _model_directories(repository):
-            found[directory.name].append(_read_model(directory))
+            found[directory.name].append(_read_model(directory, visible))
     models = {name: _one_of(found[name]) for name in sorted(found)}
     return _without_contested_aliases(models)
 
@@ -66,16 +71,20 @@ def _model_directories(repository: Path) -> list[Path]:
         raise BlinkError(f"model repository {repository}: {error.strerror}") from None
 
 
-def _read_model(directory: Path) -> SourceModel:
+def _read_model(directory: Path, visible: Callable[[Path], bool]) -> SourceModel:
     model = SourceModel(directory.name, directory)
     if not is_model_name(directory.name):
         expected = f"is no name for a model; a name has {MODEL_NAME_RULE}"
         return replace(model, problems=(Problem(directory, "", None, expected),))
     try:
-        versions = _version_directories(directory)
+        entries = _directories(directory)
         settings = load_model_settings(directory)
     except InvalidModel as error:
-        return replace(model, problems=tuple(error.problems))
+        return replace(model, problems=tuple(error.problems), readable=False)
+    versions = _versions(entries)
+    if not versions:
+        return replace(model, settings=settings, problems=(_no_version(directory, entries),))
+    versions = {number: path for number, path in versions.items() if visible(path)}
     return replace(
         model,
         versions=versions,
@@ -86,20 +95,24 @@ def _read_model(directory: Path) -> SourceModel:
     )
 
 
-def _version_directories(directory: Path) -> dict[int, Path]:
+def _directories(directory: Path) -> list[Path]:
     try:
-        entries = [entry for entry in directory.iterdir() if entry.is_dir()]
+        return [entry for entry in directory.iterdir() if entry.is_dir()]
     except OSError as error:
         problem = Problem(directory, "", None, f"cannot be read: {error.strerror}")
         raise InvalidModel([problem]) from None
+
+
+def _versions(entries: Sequence[Path]) -> dict[int, Path]:
     numbered = {parse_version(entry.name): entry for entry in entries}
-    versions = {number: numbered[number] for number in sorted(n for n in numbered if n is not None)}
-    if not versions:
-        others = sorted(entry.name for entry in entries if not is_ignored(entry.name))
-        named = f" ({', '.join(map(repr, others))} is none)" if others else ""
-        expected = f"has no version: a directory named by {VERSION_RULE}{named}"
-        raise InvalidModel([Problem(directory, "", None, expected)])
-    return versions
+    return {number: numbered[number] for number in sorted(n for n in numbered if n is not None)}
+
+
+def _no_version(directory: Path, entries: Sequence[Path]) -> Problem:
+    others = sorted(entry.name for entry in entries if not is_ignored(entry.name))
+    named = f" ({', '.join(map(repr, others))} is none)" if others else ""
+    expected = f"has no version: a directory named by {VERSION_RULE}{named}"
+    return Problem(directory, "", None, expected)
 
 
 def _policy_problems(
@@ -108,7 +121,7 @@ def _policy_problems(
     if not isinstance(settings.version_policy, Specific):
         return []
     field_name = "version_policy.specific.versions"
-    there = ", ".join(map(str, versions))
+    there = ", ".join(map(str, versions)) or "none"
     return [
         Problem(directory / MODEL_FILE, field_name, version, f"is not there; there is {there}")
         for version in sorted(settings.version_policy.versions - versions.keys())
@@ -121,7 +134,7 @@ def _one_of(models: Sequence[SourceModel]) -> SourceModel:
     places = " and ".join(str(model.directory) for model in models)
     expected = f"two models have the name {models[0].name!r}: {places}; rename or remove one"
     problem = Problem(models[0].directory, "", None, expected)
-    return SourceModel(models[0].name, models[0].directory, problems=(problem,))
+    return SourceModel(models[0].name, models[0].directory, problems=(problem,), readable=False)
 
 
 def _without_contested_aliases(models: Mapping[str, SourceModel]) -> dict[str, SourceModel]:

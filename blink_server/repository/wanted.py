@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from blink_server.backend import ModelVersion
-from blink_server.errors import InvalidModel, Problem
-from blink_server.plugins import Plugins
-from blink_server.repository.policy import VersionKey
-from blink_server.repository.source import read_repositories
-from blink_server.repository.validator import validate_version
+from blink_server.errors import Problem
+from blink_server.repository.policy import Generation, VersionKey
 
 
 @dataclass(frozen=True, slots=True)
 class WantedVersion:
-    """A valid version that the version policy selects; `aliases` are names for its model."""
+    """A valid version that the version policy selects; `aliases` are names for its model.
+
+    `content` tells one state of its files from the next. `unload_first`: where memory is short,
+    what serves of its model may go before it is loaded.
+    """
 
     version: ModelVersion
     aliases: tuple[str, ...] = ()
+    content: str = ""
+    unload_first: bool = False
 
     @property
     def key(self) -> VersionKey:
         return VersionKey(self.version.model, self.version.version)
+
+    @property
+    def generation(self) -> Generation:
+        return Generation(self.version.model, self.version.version, self.content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +41,20 @@ class InvalidVersion:
     directory: Path
     reason: str
 
+    @property
+    def generation(self) -> Generation:
+        return Generation(self.key.model, self.key.version, "invalid")
+
 
 @dataclass(frozen=True, slots=True)
 class WantedSet:
-    """All that the repositories want; `problems` are those of models, not of versions."""
+    """All that the repositories want; `problems` are those of models, not of versions.
 
-    valid: Sequence[WantedVersion]
-    invalid: Sequence[InvalidVersion]
-    problems: Sequence[Problem]
+    `held`: models of which it cannot be told what they want. `aliases`: of every other model.
+    """
 
-
-def read_wanted(repositories: Iterable[Path], plugins: Plugins) -> WantedSet:
-    """Read and validate the repositories. Raises BlinkError for one that cannot be read."""
-    valid: list[WantedVersion] = []
-    invalid: list[InvalidVersion] = []
-    problems: list[Problem] = []
-    absolute = [path.absolute() for path in repositories]  # runners and workers read them too
-    for model in read_repositories(absolute).values():
-        problems += model.problems
-        for number in model.wanted:
-            try:
-                version = validate_version(model, number, plugins)
-            except InvalidModel as error:
-                directory = model.versions[number]
-                # Clients are told the reason too, and need not know where the repository lies.
-                reason = str(error).replace(f"{directory}/", "").replace("\n", "; ")
-                invalid.append(InvalidVersion(VersionKey(model.name, number), directory, reason))
-            else:
-                valid.append(WantedVersion(version, model.aliases))
-    return WantedSet(valid, invalid, problems)
+    valid: Sequence[WantedVersion] = ()
+    invalid: Sequence[InvalidVersion] = ()
+    problems: Sequence[Problem] = ()
+    held: Collection[str] = ()
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -146,6 +146,7 @@ class FakeSession:
         self.limits = limits
         self.requests: list[GenerateRequest] = []
         self.streams: list[FakeStream] = []
+        self.config: Mapping[str, Any] = {}
         self.idle = asyncio.Event()
         self.idle.set()
         self._respond = respond
@@ -188,6 +189,10 @@ class FakeSession:
     def in_flight(self) -> int:
         """See `Session.in_flight`."""
         return self._in_flight
+
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """Keeps what it was told in `config`."""
+        self.config = config
 
     def stats(self) -> SchedulerStats | None:
         """There is no scheduler."""

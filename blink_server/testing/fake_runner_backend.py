@@ -152,6 +152,9 @@ class FakeRunnerSession:
         """Requests that have not ended."""
         return len(self._streams)
 
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """There is no queue to limit."""
+
     def stats(self) -> SchedulerStats | None:
         """There is no scheduler."""
         return None

@@ -65,7 +65,7 @@ async def provisioner(short_path: Path) -> AsyncIterator[Provisioner]:
 
 def channel(provisioner: Provisioner) -> RunnerChannel:
     path = provisioner.path
-    return RunnerChannel(RunnerEnvironment(path, "m", 3, 2, path.parent, path.parent))
+    return RunnerChannel(RunnerEnvironment(path, "m", 3, 2, path.parent, path.parent, path))
 
 
 REGISTRATION = RegisterRunner("m", 3, 2, os.getpid())
@@ -171,7 +171,7 @@ async def test_a_second_registration_is_no_message(
 
 
 def test_the_environment_is_read_as_written(short_path: Path) -> None:
-    environment = RunnerEnvironment(short_path, "m", 3, 2, short_path, short_path)
+    environment = RunnerEnvironment(short_path, "m", 3, 2, short_path, short_path, short_path)
     assert RunnerEnvironment.read(environment.variables()) == environment
     incomplete = environment.variables()
     del incomplete["BLINK_RUNNER_EPOCH"]

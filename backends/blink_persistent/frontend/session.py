@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from blink_persistent import _native
 from blink_persistent.frontend.ending import ending
@@ -72,7 +73,8 @@ class RingSession:
             output_words=self._range.output_words,
             aux_words=self._range.aux_words,
         )
-        self._longest_queue = -(-grant.max_queue // ring.range_count)
+        self._ranges = ring.range_count
+        self._longest_queue = -(-grant.max_queue // self._ranges)
         self._waiting = 0
         self._bells = bells
         self._detach = detach
@@ -117,6 +119,10 @@ class RingSession:
     def in_flight(self) -> int:
         """Requests submitted whose slot has not been given back."""
         return len(self._flights)
+
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """See `Session.configure`."""
+        self._longest_queue = -(-config["limits"]["max_queue"] // self._ranges)
 
     def stats(self) -> SchedulerStats | None:
         """The ring header's counters; None once the ring is let go."""

@@ -19,7 +19,7 @@ from blink_server.repository.admission import Admission
 from blink_server.repository.manager import Manager
 from blink_server.repository.policy import VersionKey
 from blink_server.repository.supervisor import Limits
-from blink_server.repository.wanted import InvalidVersion, WantedVersion
+from blink_server.repository.wanted import InvalidVersion, WantedSet, WantedVersion
 from blink_server.runtime_dir import RuntimeDirectory, open_runtime_directory, read_record
 from blink_server.testing.fake_repository import write_fake_version
 from blink_server.testing.fake_runner_backend import FakeRunnerBackend
@@ -87,7 +87,7 @@ class Rig:
 
     async def apply(self, *wanted: WantedVersion, invalid: tuple[InvalidVersion, ...] = ()) -> None:
         await self.manager.inherit()
-        await self.manager.apply(wanted, invalid)
+        await self.manager.apply(WantedSet(wanted, invalid))
         if self.control._server is None:
             await self.control.start()
 
@@ -195,7 +195,7 @@ async def test_the_new_version_is_ready_before_the_old_one_goes(rig: Rig) -> Non
     old, new = rig.wanted(version=1), rig.wanted(version=2)
     await rig.apply(old)
     await rig.catalog.entry("READY")
-    await rig.manager.apply([new])
+    await rig.manager.apply(WantedSet([new]))
     loading = await rig.catalog.entry("LOADING", key="echo:2")
     assert loading.epoch == 1
     await rig.catalog.entry("READY", key="echo:2")
@@ -240,6 +240,7 @@ async def test_a_runner_that_the_successor_does_not_want_is_ended(short_path: Pa
     first.runtime.release()
     successor = await Rig.start(short_path)
     await successor.apply()
+    await successor.catalog.until(lambda update: not update.models)
     assert not runner.alive
     assert successor.runtime.runner_directories() == []
     first.manager.kill()

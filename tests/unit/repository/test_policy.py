@@ -8,11 +8,11 @@ from blink_server.repository.harness import State
 from blink_server.repository.policy import (
     Action,
     All,
+    Generation,
     Latest,
     Load,
     Specific,
     Unload,
-    VersionKey,
     VersionPolicy,
     next_actions,
     select_versions,
@@ -38,8 +38,8 @@ def test_selects_nothing_of_nothing() -> None:
     assert select_versions(Latest(3), []) == ()
 
 
-def key(version: int, model: str = "m") -> VersionKey:
-    return VersionKey(model, version)
+def key(version: int, model: str = "m", content: str = "") -> Generation:
+    return Generation(model, version, content)
 
 
 def test_loads_all_wanted_newest_first() -> None:
@@ -97,7 +97,7 @@ class World:
     """A manager reduced to states: actions take effect, loads end as `outcomes` say."""
 
     def __init__(self) -> None:
-        self.actual: dict[VersionKey, State] = {}
+        self.actual: dict[Generation, State] = {}
 
     def apply(self, action: Action) -> None:
         match action:
@@ -123,7 +123,7 @@ keys = st.builds(key, st.integers(1, 4), st.sampled_from("ab"))
 
 @given(wants=st.lists(st.sets(keys), min_size=1, max_size=6), data=st.data())
 def test_a_wanted_model_that_serves_never_stops_serving(
-    wants: list[set[VersionKey]], data: st.DataObject
+    wants: list[set[Generation]], data: st.DataObject
 ) -> None:
     world = World()
     for wanted in wants:

@@ -1,0 +1,123 @@
+"""Reads the repositories again and again: what is complete on disk becomes the wanted set.
+
+A version that is being written is not there yet, or is still what it was before. What has not
+changed since the last reading is not validated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from blink_server.errors import InvalidModel, Problem
+from blink_server.plugins import Plugins
+from blink_server.repository.policy import VersionKey
+from blink_server.repository.settling import Settling
+from blink_server.repository.source import SourceModel, read_repositories
+from blink_server.repository.stamps import Stamp, read_stamp
+from blink_server.repository.validator import validate_version
+from blink_server.repository.wanted import InvalidVersion, WantedSet, WantedVersion
+
+
+@dataclass(frozen=True, slots=True)
+class _Validated:
+    """What a version was found to be, and what it was judged by."""
+
+    stamp: Stamp
+    defaults: Mapping[str, Any]
+    result: WantedVersion | InvalidVersion
+
+
+class RepositoryReader:
+    """One reader of one set of repositories; its calls must not overlap, and may block."""
+
+    def __init__(self, repositories: Iterable[Path], plugins: Plugins, settling: Settling) -> None:
+        # Runners and workers, who may have another working directory, read the paths too.
+        self._repositories = [path.absolute() for path in repositories]
+        self._plugins = plugins
+        self._settling = settling
+        self._stamps: dict[Path, Stamp] = {}
+        self._unsettled: set[Path] = set()
+        self._validated: dict[Path, _Validated] = {}
+        self._known: set[str] = set()  # models that have been seen complete
+
+    def read(self) -> WantedSet:
+        """The wanted set as of now. Raises BlinkError for a repository that cannot be read."""
+        self._stamps, self._unsettled = {}, set()
+        models = read_repositories(self._repositories, visible=self._visible)
+        self._settling.keep_only(self._stamps)
+        self._validated = {d: v for d, v in self._validated.items() if d in self._stamps}
+        complete = [model for model in models.values() if self._is_complete(model)]
+        self._known = {model.name for model in models.values() if model.name in self._known}
+        self._known.update(model.name for model in complete if model.readable)
+        results = [self._result(model, n) for model in complete for n in model.wanted]
+        return WantedSet(
+            valid=[each for each in results if isinstance(each, WantedVersion)],
+            invalid=[each for each in results if isinstance(each, InvalidVersion)],
+            problems=[problem for model in complete for problem in model.problems],
+            held={model.name for model in models.values() if not model.readable},
+            aliases={model.name: model.aliases for model in complete if model.readable},
+        )
+
+    @property
+    def due(self) -> float | None:
+        """Seconds until a version that was still being written at the last reading may be done.
+
+        None where there is none.
+        """
+        return self._settling.due(self._unsettled)
+
+    def _visible(self, directory: Path) -> bool:
+        stamp = self._stamps[directory] = read_stamp(directory)
+        if self._settling.settled(directory, stamp):
+            return True
+        self._unsettled.add(directory)
+        return directory in self._validated
+
+    def _is_complete(self, model: SourceModel) -> bool:
+        """A model that comes for the first time comes with all its versions and its model.json."""
+        return model.name in self._known or not self._writing(model)
+
+    def _writing(self, model: SourceModel) -> bool:
+        return any(directory.parent == model.directory for directory in self._unsettled)
+
+    def _result(self, model: SourceModel, number: int) -> WantedVersion | InvalidVersion:
+        directory = model.versions[number]
+        stamp, defaults = self._stamps[directory], model.settings.defaults
+        before = self._validated.get(directory)
+        if before is not None and (
+            directory in self._unsettled or (before.stamp, before.defaults) == (stamp, defaults)
+        ):
+            return _with_settings(before.result, model)
+        result = self._validate(model, number, stamp)
+        self._validated[directory] = _Validated(stamp, defaults, result)
+        return result
+
+    def _validate(
+        self, model: SourceModel, number: int, stamp: Stamp
+    ) -> WantedVersion | InvalidVersion:
+        directory = model.versions[number]
+        try:
+            version = validate_version(model, number, self._plugins)
+        except InvalidModel as error:
+            return InvalidVersion(
+                VersionKey(model.name, number), directory, _reason(error.problems, directory)
+            )
+        found = WantedVersion(version, content=stamp.content(version.config))
+        return _with_settings(found, model)
+
+
+def _with_settings(
+    result: WantedVersion | InvalidVersion, model: SourceModel
+) -> WantedVersion | InvalidVersion:
+    if isinstance(result, InvalidVersion):
+        return result
+    return replace(result, aliases=model.aliases, unload_first=model.settings.unload_first)
+
+
+def _reason(problems: Collection[Problem], directory: Path) -> str:
+    # Clients are told the reason too, and need not know where the repository lies.
+    text = "; ".join(str(problem).replace("\n", "; ") for problem in problems)
+    return text.replace(f"{directory}/", "")
