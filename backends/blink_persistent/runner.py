@@ -10,6 +10,7 @@ commands. Started by the provisioner: `python -m blink_persistent.runner --threa
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import os
 import signal
@@ -28,6 +29,7 @@ from blink_persistent.engines import Launch, Provisioned, ProvisionLimits
 from blink_persistent.graph_grid import GraphGrid
 from blink_persistent.leases import LeaseKeeper
 from blink_persistent.ring import Ring, SlotState, create_ring_memory
+from blink_persistent.stall import StallWatch, StepLimits
 from blink_server.backend import Endpoint, ModelVersion
 from blink_server.config import load_graph_grid
 from blink_server.control import RunnerChannel
@@ -39,7 +41,8 @@ from blink_server.plugins import load_plugins
 log = logging.getLogger(__name__)
 
 _ENGINE_ERROR = 1
-_ENGINE_DIED = 70  # exit status
+_ENGINE_DIED = 70  # exit statuses
+_STALLED = 71
 _LAUNCH_WAIT_MS = 1000
 _DRAIN_CHECK_SECONDS = 0.02
 _FULL_LENGTH_REQUESTS = 64  # of a range: what its arenas hold at full context length
@@ -72,6 +75,8 @@ class Runner:
         )
         self._engine = threading.Thread(target=self._run_engine, name="engine", daemon=True)
         self._stopping = threading.Event()
+        step_limits = StepLimits(shape.grid, limits["step_timeout_seconds"])
+        self._watch = StallWatch(self.ring, step_limits, on_stall=_leave_hung)
         self._leases: LeaseKeeper | None = None
         self._lease_limits = {
             "context_length": shape.context_length,
@@ -86,6 +91,7 @@ class Runner:
         """Start scheduling and lease the ring on `socket_path`; returns at once."""
         self._engine.start()
         self._scheduler.start()
+        self._watch.start()
         self._leases = LeaseKeeper(
             self.ring,
             self._ring_fd,
@@ -111,6 +117,7 @@ class Runner:
         if self._leases is not None:
             self._leases.close()
         self._scheduler.stop()  # waits for the running step, so the engine thread ends after it
+        self._watch.close()
         self._stopping.set()
         self._engine.join()
         self._provisioned.close()
@@ -183,6 +190,13 @@ def run(channel: RunnerChannel, threads: int) -> int:
         return 0
     finally:
         runner.close()
+
+
+def _leave_hung(reason: str) -> None:
+    """End the process: a hung step cannot be taken back, its supervisor can start afresh."""
+    faulthandler.dump_traceback(all_threads=True)
+    log.critical("%s", reason)  # the last line: the supervisor shows it as the reason
+    os._exit(_STALLED)
 
 
 def resident_bytes() -> int:

@@ -213,3 +213,21 @@ async def test_preempted_requests_give_the_same_answers(
     alone = [await whole_text(url, body) for body in bodies]
     assert await asyncio.gather(*(whole_text(url, body) for body in bodies)) == alone
     assert await server.stop() == 0
+
+
+async def test_a_hung_step_restarts_the_runner_and_says_which(
+    start: Callable[..., Any], repository: Path, chat_body: Callable[..., dict[str, Any]]
+) -> None:
+    an_hour = 3_600_000_000
+    limits = {"step_timeout_seconds": 0.5}
+    write_scripted_version(repository, limits=limits, step_microseconds=an_hour)
+    server: ServerProcess = await start()
+    url = await server.ready()
+    async with httpx.AsyncClient(timeout=60) as client:
+        reply = await client.post(url + CHAT, json=chat_body("Hi", max_tokens=3))
+    assert reply.status_code == 500
+    line = await server.line("scripted:1 UNAVAILABLE")
+    assert "no progress: the prefill step of 1 sequences" in line
+    assert "in step" in await server.line("scripted.py")  # the engine thread's stack
+    await server.line("scripted:1 READY", after=server.lines.index(line))
+    assert await server.stop() == 0

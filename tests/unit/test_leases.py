@@ -55,7 +55,12 @@ class Served:
 
     def __init__(self, directory: Path, slots: int) -> None:
         config = {
-            "limits": {"context_length": CONTEXT_LENGTH, "slots": slots, "max_queue": 16},
+            "limits": {
+                "context_length": CONTEXT_LENGTH,
+                "slots": slots,
+                "max_queue": 16,
+                "step_timeout_seconds": 30,
+            },
             "eos_token_ids": [2],
         }
         version = ModelVersion("m", 1, directory, config)

@@ -1,0 +1,80 @@
+"""A hung scheduler is told from a busy and from an idle one."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blink_persistent import _native
+from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, GraphKey
+from blink_persistent.ring import Ring
+from blink_persistent.stall import StallWatch, StepLimits, stalled
+
+GRID = GraphGrid((GraphKey(DECODE, 8, 8), GraphKey(PREFILL, 1, 256)))
+LIMITS = StepLimits(GRID, seconds=2.0)
+SECOND = 1_000_000_000
+NOW = 1000 * SECOND
+
+
+@pytest.fixture
+def ring() -> Ring:
+    shape = _native.RingShape(
+        ranges=1, slots_per_range=256, prompt_words=1, output_words=1, aux_words=1
+    )
+    memory = np.zeros(shape.total_bytes, np.uint8)
+    _native.create_ring(memory, shape, 1)
+    ring = Ring(memory)
+    write(ring, heartbeat_ns=NOW)
+    return ring
+
+
+def write(ring: Ring, **fields: int) -> None:
+    for name, value in fields.items():
+        ring.header[name][0] = value
+
+
+def test_an_idle_scheduler_is_not_hung(ring: Ring) -> None:
+    write(ring, decode_launches=7, prefill_launches=3, steps=10, step_started_ns=1)
+    assert stalled(ring, LIMITS, NOW) == ""
+
+
+@pytest.mark.parametrize(
+    ("graph", "seconds", "said"),
+    [
+        (0, 1.9, ""),
+        (0, 2.5, "the decode step of 8 rows has run for 2.5 s (its limit is 2.0 s)"),
+        (1, 7.9, ""),  # 256 tokens: four times the limit of 64
+        (1, 9, "the prefill step of 1 sequences and 256 tokens has run for 9.0 s"),
+    ],
+)
+def test_a_step_is_measured_against_its_key(
+    ring: Ring, graph: int, seconds: float, said: str
+) -> None:
+    started = NOW - int(seconds * SECOND)
+    write(ring, decode_launches=11, steps=10, running_graph=graph, step_started_ns=started)
+    reason = stalled(ring, LIMITS, NOW)
+    assert said in reason
+    assert bool(reason) == bool(said)
+
+
+def test_a_silent_scheduler_is_hung(ring: Ring) -> None:
+    assert "the scheduler is silent since 3.0 s" in stalled(ring, LIMITS, NOW + 3 * SECOND)
+
+
+def test_the_watch_tells_once(ring: Ring) -> None:
+    told: list[str] = []
+    heard = threading.Event()
+
+    def hear(reason: str) -> Any:
+        told.append(reason)
+        heard.set()
+
+    write(ring, heartbeat_ns=1)
+    watch = StallWatch(ring, StepLimits(GRID, seconds=0.01), hear)
+    watch.start()
+    assert heard.wait(30)
+    watch.close()
+    assert len(told) == 1
