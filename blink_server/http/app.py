@@ -8,6 +8,7 @@ import falcon.asgi
 
 from blink_server.http.access_log import AccessLog, RequestIds
 from blink_server.http.auth import ApiKeys
+from blink_server.http.docs_routes import OpenApiResource
 from blink_server.http.errors import handle_error
 from blink_server.http.metrics import Metrics
 from blink_server.http.models import ModelDirectory
@@ -94,4 +95,7 @@ def create_app(
     app.add_route("/health/live", health, suffix="live")
     app.add_route("/version", VersionResource())
     app.add_route("/metrics", MetricsResource(metrics, directory))
+    docs = OpenApiResource(settings)
+    app.add_route("/openapi.json", docs)
+    app.add_route("/docs", docs, suffix="page")
     return app

@@ -102,14 +102,19 @@ class HealthResource:
         return "; ".join(f"{entry.version.key} is {why_not_ready(entry)}" for entry in entries)
 
 
+def server_version() -> str:
+    """The version of the installed server."""
+    try:
+        return version("blink-server")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "0+unknown"
+
+
 class VersionResource:
     """GET /version."""
 
     def __init__(self) -> None:
-        try:
-            self._version = version("blink-server")
-        except PackageNotFoundError:  # run from a checkout that is not installed
-            self._version = "0+unknown"
+        self._version = server_version()
 
     async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """The server's version."""
