@@ -51,6 +51,7 @@ class LanePort {
     }
     uint64_t now_ns() const { return block_.clock; }
     static uint32_t scan_share(uint32_t slots) { return slots; }
+    static void rest(uint64_t) {}
     static void stamp(Moment) {}
 
   private:

@@ -24,6 +24,8 @@ class GpuPort {
   public:
     static constexpr uint32_t kLanes = 256;
     static constexpr uint32_t kWarps = kLanes / 32;
+    static constexpr uint64_t kWatchNs = 16000;  // before a graph is due: watched without a rest
+    static constexpr uint64_t kMaxRestNs = 5000;
     static constexpr bool kNotifies = false;  // the agent polls
 
     struct Shared {
@@ -115,6 +117,13 @@ class GpuPort {
         uint64_t now;
         asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
         return now;
+    }
+
+    // Reading memory all the time slows the start of a graph's kernels, so most of a step is slept
+    // through. A sleep lasts up to twice as long as asked, at most half of what is left.
+    __device__ static void rest(uint64_t due_ns) {
+        const uint64_t now = now_ns();
+        if (due_ns > now + kWatchNs) __nanosleep(static_cast<uint32_t>(min((due_ns - now) / 4, kMaxRestNs)));
     }
 
     // The cudaError_t of the last launch that did not succeed.

@@ -117,6 +117,7 @@ class HostPort {
 
     static uint64_t now_ns() { return monotonic_ns(); }
     static uint32_t scan_share(uint32_t slots) { return slots; }
+    static void rest(uint64_t) {}  // between passes its thread waits for a bell
     static void stamp(Moment) {}
 
     void notify(uint32_t range) {

@@ -15,6 +15,7 @@
 //   now_ns()                         monotonic clock
 //   notify(range)                    tells a range's owner that there is news, if kNotifies
 //   scan_share(slots)                how many slots to read between two polls of a running graph
+//   rest(due)                        sleeps a little, if a graph due then may go unwatched so long
 //   stamp(moment)                    for profiles: this moment of a step is now
 //
 // A pass is the paper's loop: publish finished tokens, scan, claim, admit, launch, poll. The ring
@@ -73,6 +74,7 @@ class Scheduler {
             outcome = next_step();
             publish_fresh();
         }
+        if (busy && leader()) port.rest(s.flight.due_ns);
         return finish_pass(outcome);
     }
 

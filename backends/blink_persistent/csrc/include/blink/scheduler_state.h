@@ -79,6 +79,7 @@ struct Flight {
     uint32_t graph;
     uint32_t sequences;
     uint64_t started_ns;
+    uint64_t due_ns;  // its end, if it takes as long as its graph took last
 };
 
 // What the ring's header shows under the same names.
@@ -103,6 +104,7 @@ struct SchedulerState {
     int32_t* free_blocks;     // [block_count], a stack
     uint32_t* events;         // [slot_count] found by a scan: slot * 2 + is_cancel
     PrefillEntry* plan;       // [max_sequences]
+    uint32_t* graph_ns;       // [graph_count] how long each graph took last; 0: not known
     uint32_t* retiring;       // [max_rows] rows
     RowMove* moves;           // [max_rows]
     TraceEvent* trace;        // [trace_capacity]
@@ -167,6 +169,7 @@ BLINK_HD inline uint64_t lay_out_state(uint8_t* memory, uint32_t slot_count, con
     s.free_blocks = layout.take<int32_t>(engine.block_count);
     s.events = layout.take<uint32_t>(slot_count);
     s.plan = layout.take<PrefillEntry>(engine.max_sequences);
+    s.graph_ns = layout.take<uint32_t>(engine.graph_count);
     s.retiring = layout.take<uint32_t>(engine.max_rows);
     s.moves = layout.take<RowMove>(engine.max_rows);
     s.trace = layout.take<TraceEvent>(trace_capacity);

@@ -92,7 +92,7 @@ BLINK_DEV Flight Scheduler<Port>::prepare_prefill() {
     const uint32_t column = (s.plan_tokens - 1) / engine.token_granularity;
     const uint32_t graph = engine.prefill_lookup[(s.plan_count - 1) * columns + column];
     fill_prefill(engine.graphs[graph].sequences);
-    return {true, Phase::kPrefill, graph, s.plan_count, 0};
+    return {true, Phase::kPrefill, graph, s.plan_count, 0, 0};
 }
 
 template <class Port>
@@ -141,7 +141,7 @@ BLINK_DEV Flight Scheduler<Port>::prepare_decode() {
     port.stamp(Moment::kDecided);
     const uint32_t graph = engine.decode_lookup[s.row_limit - 1];
     fill_decode(engine.graphs[graph].sequences);
-    return {true, Phase::kDecode, graph, s.row_limit, 0};
+    return {true, Phase::kDecode, graph, s.row_limit, 0, 0};
 }
 
 template <class Port>
@@ -208,6 +208,7 @@ BLINK_DEV void Scheduler<Port>::launch(Flight next) {
         }
         port.stamp(Moment::kLaunched);
         next.started_ns = port.now_ns();
+        next.due_ns = next.started_ns + s.graph_ns[next.graph];
         s.flight = next;
         s.prefilled_last = prefill;
         s.window_launches += 1;
@@ -287,6 +288,8 @@ BLINK_DEV void Scheduler<Port>::land() {
         }
     }
     if (leader()) {
+        const uint64_t took_ns = port.now_ns() - s.flight.started_ns;
+        s.graph_ns[s.flight.graph] = took_ns < 0xffffffffu ? static_cast<uint32_t>(took_ns) : 0xffffffffu;
         s.flight.active = false;
         s.decoding_count += joined;
         *step.error = 0;
