@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from blink_server.backend import FinishReason, RequestTiming, TokenEvent, TokenStream
@@ -16,7 +16,7 @@ from blink_server.http.tool_calls import CallPiece, ToolCalls
 from blink_server.text.choice_text import ChoiceText, ShownLogprob
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: there is one for each token, and frozen ones cost twice
 class Delta:
     """What became visible of one choice; the last of a choice has its finish reason."""
 
@@ -53,6 +53,7 @@ class Choice:
         self._received_ns = received_ns
         self._first_token_ns: int | None = None
         self._last_token_ns = 0
+        self._tokens_after: Callable[[float], None] | None = None
         self._text: ChoiceText | None = None
         self._calls: ToolCalls | None = None
         self._stream: TokenStream | None = None
@@ -153,10 +154,12 @@ class Choice:
         )
 
     def _observe_tokens(self, count: int) -> None:
-        now, model = time.monotonic_ns(), self.lease.entry.version.model
-        if self._first_token_ns is None:
+        now = time.monotonic_ns()
+        if self._tokens_after is None:
+            model = self.lease.entry.version.model
             self._first_token_ns = now
             self._metrics.first_token(model)
+            self._tokens_after = self._metrics.tokens_after(model)
         else:
-            self._metrics.tokens_after(model, (now - self._last_token_ns) / count / 1e9)
+            self._tokens_after((now - self._last_token_ns) / count / 1e9)
         self._last_token_ns = now

@@ -123,16 +123,15 @@ class Generation:
             self._request.model, after=lease, timeout=self._settings.retry_seconds
         )
 
-    async def deltas(self) -> AsyncIterator[Delta]:
+    def deltas(self) -> AsyncIterator[Delta]:
         """What becomes visible of any choice, until all have their finish reason.
 
         Raises `EngineFailure`, `Unavailable` and `TimeExceeded`; the other choices are then of no
         use.
         """
-        if len(self.choices) == 1:
-            async for delta in self._run(self.choices[0]):
-                yield delta
-            return
+        return self._run(self.choices[0]) if len(self.choices) == 1 else self._merged()
+
+    async def _merged(self) -> AsyncIterator[Delta]:
         queue: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
         self._pumps = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
         running = len(self._pumps)
