@@ -46,7 +46,7 @@ def quantize(matrix: npt.NDArray[np.float32], bits: Bits) -> QuantizedTensor:
 
 def _quantize_8bit(blocks: Floats) -> tuple[Floats, Floats, Floats]:
     """Codes, and scales and zero points, of blocks [rows, blocks, BLOCK_SIZE]."""
-    scale = np.abs(blocks).max(axis=2) / np.float32(127)
+    scale = np.asarray(np.abs(blocks).max(axis=2) / np.float32(127), np.float32)
     zero = np.full_like(scale, 128)
     return np.rint(_divide(blocks, scale[:, :, None])) + zero[:, :, None], scale, zero
 

@@ -90,11 +90,11 @@ def quantize(
     blocks = values.reshape(rows, columns // block_size, block_size)
     top = (1 << bits) - 1
     if symmetric:
-        scale = np.abs(blocks).max(axis=2) / (top // 2)
-        minimum = -scale * (top // 2 + 1)
+        scale = np.asarray(np.abs(blocks).max(axis=2) / (top // 2), np.float32)
+        minimum = np.asarray(-scale * (top // 2 + 1), np.float32)
     else:
         minimum = blocks.min(axis=2)
-        scale = (blocks.max(axis=2) - minimum) / top
+        scale = np.asarray((blocks.max(axis=2) - minimum) / top, np.float32)
     codes = np.rint((blocks - minimum[:, :, None]) / scale[:, :, None]).clip(0, top)
     return QuantizedTensor(
         bits, block_size, codes.astype(np.uint8).reshape(rows, columns), scale, minimum

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
-import numpy as np
-
 from blink_persistent.gpu.device_ring import DeviceRing
 from blink_persistent.gpu.device_scheduler import DeviceScheduler
 from blink_persistent.gpu.driver import Gpu
@@ -149,7 +147,7 @@ class DeviceHarness:
 
     def wait_for_ends(self, slots: Iterable[int], timeout_s: float = 30.0) -> None:
         """Wait until these slots' requests have ended."""
-        wanted = np.asarray(list(slots))
+        wanted = list(slots)
 
         def ended() -> bool:
             statuses = self.statuses()

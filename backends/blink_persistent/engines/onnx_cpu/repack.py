@@ -166,7 +166,7 @@ def _quantize_blocks(
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
     zero = np.rint(-low * inverse)
     codes = np.clip(np.rint(values * inverse[:, None]) + zero[:, None], 0, _CODES)
-    return codes.astype(np.uint8), scale, zero.astype(np.uint8)
+    return codes.astype(np.uint8), np.asarray(scale, np.float32), zero.astype(np.uint8)
 
 
 def concatenate(
