@@ -55,6 +55,7 @@ def test_fills_in_every_default(tmp_path: Path) -> None:
             "max_prefill_tokens": 256,
             "slots": 4096,
             "max_queue": 4096,
+            "step_timeout_seconds": 30,
             "memory_fraction": 0.9,
         },
         "tokenizer": {"name": "huggingface", "file": "tokenizer.json"},
