@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import falcon.testing
+import openai
 import pytest
 
 from blink_server.backend import ModelVersion, SessionLimits
@@ -24,6 +30,7 @@ from blink_server.text.tokenizers import HuggingFaceTokenizer
 from blink_server.text.tools.json_formats import Hermes
 
 CONTEXT = 128
+LIMIT_SECONDS = 30  # for what should take milliseconds
 
 
 @pytest.fixture(scope="session")
@@ -210,3 +217,56 @@ def calling() -> Callable[[Worker, str], FakeSession]:
         return session
 
     return serve
+
+
+@dataclass
+class Server:
+    """The application of `fake_server` under gunicorn's asgi worker."""
+
+    client: openai.OpenAI
+    port: int
+    pipe: int  # where the model "endless" tells that a request has begun and that all have ended
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_for(self, word: bytes) -> None:
+        readable, _, _ = select.select([self.pipe], [], [], LIMIT_SECONDS)
+        assert readable, f"the server has not told {word!r}"
+        assert os.read(self.pipe, len(word) + 1) == word + b"\n"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    reader, writer = os.pipe()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        command = [
+            *(sys.executable, "-m", "gunicorn", "--worker-class", "asgi"),
+            *("--bind", f"fd://{listener.fileno()}", "--asgi-disconnect-grace-period", "0"),
+            *("--graceful-timeout", "1", "--no-control-socket", "--log-level", "warning"),
+            "fake_server:make_app()",
+        ]
+        paths = [str(Path(__file__).parent), *sys.path]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "BLINK_TEST_PIPE": str(writer),
+        }
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            pass_fds=[listener.fileno(), writer],
+            cwd=tmp_path_factory.mktemp("server"),
+        )
+    os.close(writer)
+    try:
+        url = f"http://127.0.0.1:{port}/v1"
+        client = openai.OpenAI(base_url=url, api_key="secret", max_retries=0, timeout=LIMIT_SECONDS)
+        with client:
+            yield Server(client, port, reader)
+    finally:
+        process.terminate()
+        process.wait(LIMIT_SECONDS)
+        os.close(reader)

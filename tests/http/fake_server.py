@@ -2,7 +2,8 @@
 
 The models: "tiny" answers; "endless" gives one token and waits, and writes to the file descriptor
 BLINK_TEST_PIPE when a request has begun ("begun\\n") and when nothing is in flight any more
-("ended\\n"); "broken" fails after its first token, "broken-early" before it; "full" has no slot.
+("ended\\n"); "caller" calls a tool;
+"broken" fails after its first token, "broken-early" before it; "full" has no slot.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ from blink_server.testing.fake_backend import FakeSession, Respond, answer
 from blink_server.testing.tiny_tokenizer import CHAT_TEMPLATE, IM_END, byte_level_tokenizer
 from blink_server.text.chat_template import ChatTemplate
 from blink_server.text.tokenizers import HuggingFaceTokenizer
+from blink_server.text.tools.json_formats import Hermes
 
 ANSWER = "naïve 你好 😀 STOP the end"
+CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
 
 
 def make_app() -> Any:
     tokenizer = HuggingFaceTokenizer(byte_level_tokenizer())
     text = TextParts(tokenizer, ChatTemplate(CHAT_TEMPLATE))
+    template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}" + CHAT_TEMPLATE
+    calling = TextParts(tokenizer, ChatTemplate(template), Hermes())
     first = tokenizer.encode("x", add_special_tokens=False)
     limits = SessionLimits(512, tokenizer.vocabulary_size, (IM_END,))
     sessions: dict[str, FakeSession] = {}
@@ -49,6 +54,7 @@ def make_app() -> Any:
     rules: dict[str, Respond] = {
         "tiny": answer(tokenizer, ANSWER, eos=IM_END),
         "endless": endless,
+        "caller": answer(tokenizer, CALL, eos=IM_END),
         "broken": lambda request: [TokenEvent(first), EngineFailure("the runner died")],
         "broken-early": lambda request: [EngineFailure("the runner died")],
         "full": lambda request: [],
@@ -59,7 +65,11 @@ def make_app() -> Any:
     directory = ModelDirectory()
     directory.publish(
         ModelEntry(
-            ModelVersion(name, 1, Path("unused"), {}), 1, State.READY, session=session, text=text
+            ModelVersion(name, 1, Path("unused"), {}),
+            1,
+            State.READY,
+            session=session,
+            text=calling if name == "caller" else text,
         )
         for name, session in sessions.items()
     )

@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import select
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -21,65 +13,18 @@ ANSWER = "naïve 你好 😀 STOP the end"
 LIMIT_SECONDS = 30  # for what should take milliseconds
 
 
-@dataclass
-class Server:
-    client: openai.OpenAI
-    port: int
-    pipe: int  # where the model "endless" tells that a request has begun and that all have ended
-
-    def wait_for(self, word: bytes) -> None:
-        readable, _, _ = select.select([self.pipe], [], [], LIMIT_SECONDS)
-        assert readable, f"the server has not told {word!r}"
-        assert os.read(self.pipe, len(word) + 1) == word + b"\n"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    reader, writer = os.pipe()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        command = [
-            *(sys.executable, "-m", "gunicorn", "--worker-class", "asgi"),
-            *("--bind", f"fd://{listener.fileno()}", "--asgi-disconnect-grace-period", "0"),
-            *("--graceful-timeout", "1", "--no-control-socket", "--log-level", "warning"),
-            "fake_server:make_app()",
-        ]
-        paths = [str(Path(__file__).parent), *sys.path]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "BLINK_TEST_PIPE": str(writer),
-        }
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            pass_fds=[listener.fileno(), writer],
-            cwd=tmp_path_factory.mktemp("server"),
-        )
-    os.close(writer)
-    try:
-        url = f"http://127.0.0.1:{port}/v1"
-        client = openai.OpenAI(base_url=url, api_key="secret", max_retries=0, timeout=LIMIT_SECONDS)
-        with client:
-            yield Server(client, port, reader)
-    finally:
-        process.terminate()
-        process.wait(LIMIT_SECONDS)
-        os.close(reader)
-
-
-def chat(server: Server, model: str = "tiny", **options: Any) -> Any:
+def chat(server: Any, model: str = "tiny", **options: Any) -> Any:
     messages = [{"role": "user", "content": "Hi"}]
     create: Any = server.client.chat.completions.create
     return create(model=model, messages=messages, **options)
 
 
-def test_models(server: Server) -> None:
+def test_models(server: Any) -> None:
     assert "tiny" in [model.id for model in server.client.models.list()]
     assert server.client.models.retrieve("tiny").id == "tiny"
 
 
-def test_chat_and_its_stream_agree(server: Server) -> None:
+def test_chat_and_its_stream_agree(server: Any) -> None:
     plain = chat(server, max_tokens=100)
     assert plain.choices[0].message.content == ANSWER
     assert plain.choices[0].finish_reason == "stop"
@@ -95,7 +40,7 @@ def test_chat_and_its_stream_agree(server: Server) -> None:
     assert [reason for reason in reasons if reason] == ["stop"]
 
 
-def test_several_choices_and_prompts(server: Server) -> None:
+def test_several_choices_and_prompts(server: Any) -> None:
     completions = server.client.completions
     plain = completions.create(model="tiny", prompt=["a", "b c"], n=2, max_tokens=100)
     assert [choice.text for choice in plain.choices] == [ANSWER] * 4
@@ -116,7 +61,7 @@ def test_several_choices_and_prompts(server: Server) -> None:
     assert usage == plain.usage
 
 
-def test_stop_strings(server: Server) -> None:
+def test_stop_strings(server: Any) -> None:
     before = ANSWER.partition("STOP")[0]
     assert chat(server, stop=["STOP"]).choices[0].message.content == before
     streamed = chat(server, stop="STOP", stream=True)
@@ -124,7 +69,7 @@ def test_stop_strings(server: Server) -> None:
     assert "".join(pieces) == before
 
 
-def test_log_probabilities(server: Server) -> None:
+def test_log_probabilities(server: Any) -> None:
     choice = chat(server, logprobs=True, top_logprobs=2).choices[0]
     content = choice.logprobs.content
     assert bytes(b for token in content for b in token.bytes).decode() == ANSWER
@@ -134,8 +79,57 @@ def test_log_probabilities(server: Server) -> None:
     assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs)
 
 
+def test_echo(server: Any) -> None:
+    completion = server.client.completions.create(
+        model="tiny", prompt="Say: ", echo=True, max_tokens=100
+    )
+    assert completion.choices[0].text == f"Say: {ANSWER}"
+
+
+FUNCTION = {"name": "get_weather", "parameters": {"type": "object"}}
+TOOL: Any = {"type": "function", "function": FUNCTION}
+
+
+def test_tool_calls(server: Any) -> None:
+    plain = chat(server, "caller", tools=[TOOL]).choices[0]
+    [call] = plain.message.tool_calls
+    assert (call.function.name, plain.finish_reason) == ("get_weather", "tool_calls")
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    with server.client.chat.completions.stream(
+        model="caller", messages=[{"role": "user", "content": "Hi"}], tools=[TOOL]
+    ) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    [other] = streamed.message.tool_calls or []
+    assert other.function.arguments == call.function.arguments
+    answered = [
+        {"role": "user", "content": "Hi"},
+        plain.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
+    ]
+    create: Any = server.client.chat.completions.create
+    assert create(model="tiny", messages=answered, tools=[]).choices[0].message.content == ANSWER
+
+
+def test_responses(server: Any) -> None:
+    plain = server.client.responses.create(model="tiny", input="Hi", instructions="Be kind.")
+    assert (plain.output_text, plain.status) == (ANSWER, "completed")
+    with server.client.responses.stream(model="tiny", input="Hi") as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert "".join(deltas) == final.output_text == ANSWER
+    assert final.usage is not None
+    assert plain.usage is not None
+    assert final.usage.output_tokens == plain.usage.output_tokens
+    tool: Any = {"type": "function", **FUNCTION, "strict": False}
+    called = server.client.responses.create(model="caller", input="Hi", tools=[tool])
+    [item] = called.output
+    assert (item.type, item.name) == ("function_call", "get_weather")
+    with pytest.raises(openai.BadRequestError, match="previous_response_id is not supported"):
+        server.client.responses.create(model="tiny", input="Hi", previous_response_id=plain.id)
+
+
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_stream_that_is_left_frees_its_slots(server: Server, n: int) -> None:
+def test_a_stream_that_is_left_frees_its_slots(server: Any, n: int) -> None:
     stream = chat(server, "endless", stream=True, n=n)
     next(iter(stream))
     server.wait_for(b"begun")
@@ -143,7 +137,7 @@ def test_a_stream_that_is_left_frees_its_slots(server: Server, n: int) -> None:
     server.wait_for(b"ended")
 
 
-def test_a_plain_request_that_is_left_frees_its_slot(server: Server) -> None:
+def test_a_plain_request_that_is_left_frees_its_slot(server: Any) -> None:
     body = json.dumps({"model": "endless", "prompt": "x"})
     headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=LIMIT_SECONDS)
@@ -153,7 +147,7 @@ def test_a_plain_request_that_is_left_frees_its_slot(server: Server) -> None:
     server.wait_for(b"ended")
 
 
-def test_errors(server: Server) -> None:
+def test_errors(server: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="'nothing' does not exist"):
         chat(server, "nothing")
     with pytest.raises(openai.BadRequestError, match="temperature is 3") as bad:
@@ -169,14 +163,14 @@ def test_errors(server: Server) -> None:
         chat(server, "broken-early", stream=True)
 
 
-def test_a_failure_in_a_stream(server: Server) -> None:
+def test_a_failure_in_a_stream(server: Any) -> None:
     stream = iter(chat(server, "broken", stream=True))
     assert [next(stream).choices[0].delta.content for _ in range(2)] == ["", "x"]
     with pytest.raises(openai.APIError, match="the runner died"):
         next(stream)
 
 
-def test_the_client_keeps_its_connection_after_errors(server: Server) -> None:
+def test_the_client_keeps_its_connection_after_errors(server: Any) -> None:
     for _ in range(3):
         with pytest.raises(openai.BadRequestError):
             server.client.completions.create(model="tiny", prompt="")
