@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 from dataclasses import asdict, dataclass, field
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 _FIRST_RETRY = 1.0  # seconds
 _LONGEST_RETRY = 60.0
 _HEALTHY = 60.0
+_ORPHAN_GRACE = 5.0
 _ARBITER_GRACE = 10.0  # beyond the exit timeout: its own 5 s and the workers' last second
 
 
@@ -49,6 +51,7 @@ class Front:
         self._runtime = runtime
         self._listener: socket.socket | None = None
         self._process: Process | None = None
+        self._killed: list[Process] = []  # gunicorns that died; their workers end their streams
         self._closing = False
 
     @property
@@ -91,8 +94,10 @@ class Front:
             started = loop.time()
             if self._process is None:
                 self._process = await self._start()
-            ended = await self._process.wait()
+            process, ended = self._process, await self._process.wait()
             self._process = None
+            if process.signal_group(signal.SIGTERM):
+                self._killed.append(process)
             if self._closing:
                 return
             if ended.code is not None and ended.code > 0:
@@ -149,12 +154,15 @@ class Front:
         self.close()
         if self._process is not None:
             await self._process.terminate(self.options.exit_timeout_seconds + _ARBITER_GRACE)
+            self._killed.append(self._process)
+        for process in self._killed:
+            await process.end_group(_ORPHAN_GRACE)
 
     def kill(self) -> None:
         """End gunicorn and its workers at once."""
         self._closing = True
-        if self._process is not None:
-            self._process.kill()
+        for process in (*self._killed, *filter(None, (self._process,))):
+            process.signal_group(signal.SIGKILL)
 
     def close(self) -> None:
         """Close this process's listening socket; the workers have their own copies."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from blink_server.errors import BlinkError
 
+_GROUP_CHECK_SECONDS = 0.05
 _LAST_LINES = 20
 _LONGEST_LINE = 8192  # bytes; longer output without a newline is cut into lines of this length
 
@@ -217,6 +218,25 @@ class Process:
             return await asyncio.wait_for(self.wait(), grace_seconds)
         self.kill()
         return await self.wait()
+
+    def signal_group(self, number: int) -> bool:
+        """Signal the process and what it has started; False once nothing of that is left."""
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    async def end_group(self, grace_seconds: float) -> None:
+        """SIGTERM to what an ended process has left behind, SIGKILL after `grace_seconds`."""
+        if not self.signal_group(signal.SIGTERM):
+            return
+        deadline = self._loop.time() + grace_seconds
+        while self.signal_group(0):  # nobody tells when processes that are not ours end
+            if self._loop.time() >= deadline:
+                self.signal_group(signal.SIGKILL)
+                return
+            await asyncio.sleep(_GROUP_CHECK_SECONDS)
 
 
 def _start_ticks_of_child(pid: int) -> int:

@@ -88,6 +88,28 @@ async def test_kill_takes_its_children_too() -> None:
     assert (await asyncio.wait_for(child.wait(), 10)).code is None
 
 
+@pytest.mark.parametrize("deaf", [False, True])
+async def test_what_a_killed_process_leaves_behind_is_ended(deaf: bool) -> None:
+    lines: asyncio.Queue[str] = asyncio.Queue()
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if deaf else ""
+    orphan = f"import signal; {ignore} print('here', flush=True); signal.pause()"
+    code = (
+        "import subprocess, sys, signal\n"
+        f"c = subprocess.Popen([sys.executable, '-c', {orphan!r}])\n"
+        "print(c.pid, flush=True); signal.pause()"
+    )
+    process = await Process.start(
+        [sys.executable, "-c", code], env=os.environ, on_line=lines.put_nowait
+    )
+    said = {await lines.get(), await lines.get()}  # the pid, and that the child can be asked
+    child = Process.take_over(ProcessId.of(int((said - {"here"}).pop())))
+    process.signal(signal.SIGKILL)
+    assert process.signal_group(0)
+    await process.end_group(grace_seconds=0.2 if deaf else 60)
+    assert (await asyncio.wait_for(child.wait(), 10)).code is None
+    await process.wait()
+
+
 async def test_a_missing_program_is_an_error_that_names_it() -> None:
     with pytest.raises(BlinkError, match="cannot start no-such-program"):
         await Process.start(["no-such-program"], env={}, on_line=print)
