@@ -25,7 +25,7 @@ def _message(value: Any, path: str) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise refuse(f"{path}.role", role, "a string that is not empty")
     for name in _NOT_SERVED:
-        if value.get(name):
+        if value.get(name) is not None:
             raise InvalidRequest(
                 f"{path}.{name} is not supported by this server", param=f"{path}.{name}"
             )
@@ -33,7 +33,7 @@ def _message(value: Any, path: str) -> dict[str, Any]:
         raise InvalidRequest(f"{path}.content is missing", param=f"{path}.content")
     message = {**value, "content": _content(value, path)}
     calls = message.pop("tool_calls", None)
-    if calls:
+    if calls is not None and calls != []:
         message["tool_calls"] = _tool_calls(calls, f"{path}.tool_calls")
     return message
 
@@ -98,7 +98,7 @@ _MESSAGE_SCHEMA = {
         "role": {"type": "string", "minLength": 1},
         "content": _CONTENT_SCHEMA,
         "tool_calls": {"anyOf": [{"type": "array", "items": _CALL_SCHEMA}, {"type": "null"}]},
-        **{name: {"enum": [None, "", False, 0, [], {}]} for name in _NOT_SERVED},
+        **{name: {"type": "null"} for name in _NOT_SERVED},
     },
     "required": ["role"],
     "anyOf": [{"required": ["content"]}, {"properties": {"role": {"const": "assistant"}}}],

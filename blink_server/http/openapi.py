@@ -47,6 +47,12 @@ class Operation:
     open: bool = False
 
 
+_EVENT = {
+    "description": "Each event; its data is JSON, or [DONE] where OpenAI's API ends with that.",
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 _NAME = {
     "name": "name",
     "in": "path",
@@ -177,7 +183,7 @@ def _described(operation: Operation) -> dict[str, Any]:
         described["security"] = [{"key": []}, {}]  # a server without keys needs none
     content = _content(operation.gives)
     if operation.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     described["responses"]["200"] = {"description": "Done.", "content": content}
     for status in operation.refusals:
         # A server that is not ready says so in the words of its health.

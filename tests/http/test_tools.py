@@ -215,6 +215,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "tool_choice.function.name",
     ),
     ({"parallel_tool_calls": "yes"}, "parallel_tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": {}}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call"),
 ]
 
 
