@@ -1,0 +1,102 @@
+"""Attention of one query a row over paged KV, split along the entries (flash-decoding).
+
+The grid (rows, kv_heads, splits) is fixed by the key; each program reads its row's length and
+takes its share of the tiles. All query heads of a group share the tiles that are loaded.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend_split(
+    queries,
+    keys,
+    values,
+    lengths,
+    tables,
+    partial,
+    log_sums,
+    max_blocks,
+    scale,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    GROUP_TILE: tl.constexpr,
+    DIM_TILE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """`scale` is that of the scores times log2(e); `log_sums` are to base 2."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    row = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    g = tl.arange(0, GROUP_TILE)
+    d = tl.arange(0, DIM_TILE)
+    n = tl.arange(0, TILE)
+    in_group = g < GROUP
+    in_dim = d < HEAD_DIM
+    both = in_group[:, None] & in_dim[None, :]
+    head = row * HEADS + kv_head * GROUP + g
+
+    length = tl.load(lengths + row)
+    tiles = tl.cdiv(length, TILE)
+    share = tl.cdiv(tiles, SPLITS) * TILE
+    begin = split * share
+    end = tl.minimum(begin + share, length)
+    if begin >= end:
+        tl.store(log_sums + head * SPLITS + split, float("-inf"), mask=in_group)
+        return
+
+    query_place = queries + head[:, None] * HEAD_DIM + d[None, :]
+    q = tl.load(query_place, mask=both, other=0.0)
+    best = tl.full([GROUP_TILE], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_TILE], tl.float32)
+    mixed = tl.zeros([GROUP_TILE, DIM_TILE], tl.float32)
+    for at in range(begin, end, TILE):
+        block = tl.load(tables + row * max_blocks + at // BLOCK_SIZE).to(tl.int64)
+        first = (block * KV_HEADS + kv_head) * BLOCK_SIZE + at % BLOCK_SIZE
+        place = (first + n)[:, None] * HEAD_DIM + d[None, :]
+        known = (at + n < end)[:, None] & in_dim[None, :]
+        k = tl.load(keys + place, mask=known, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.where((at + n < end)[None, :], scores, float("-inf"))
+        now = tl.maximum(best, tl.max(scores, axis=1))
+        weight = tl.exp2(scores - now[:, None])
+        fade = tl.exp2(best - now)
+        v = tl.load(values + place, mask=known, other=0.0)
+        total = total * fade + tl.sum(weight, axis=1)
+        mixed = mixed * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        best = now
+    out = partial + (head * SPLITS + split)[:, None] * HEAD_DIM + d[None, :]
+    tl.store(out, mixed / total[:, None], mask=both)
+    tl.store(log_sums + head * SPLITS + split, best + tl.log2(total), mask=in_group)
+
+
+@triton.jit
+def combine_splits(
+    partial,
+    log_sums,
+    out,
+    HEAD_DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLIT_TILE: tl.constexpr,
+    DIM_TILE: tl.constexpr,
+):
+    """One program a row and head. A head without any entry (an inactive row's) becomes zero."""
+    head = tl.program_id(0).to(tl.int64)
+    s = tl.arange(0, SPLIT_TILE)
+    d = tl.arange(0, DIM_TILE)
+    log_sum = tl.load(log_sums + head * SPLITS + s, mask=s < SPLITS, other=float("-inf"))
+    best = tl.max(log_sum, axis=0)
+    weight = tl.where(log_sum > float("-inf"), tl.exp2(log_sum - best), 0.0)
+    known = (weight > 0.0)[:, None] & (d < HEAD_DIM)[None, :]
+    place = partial + (head * SPLITS + s)[:, None] * HEAD_DIM + d[None, :]
+    mixed = tl.sum(tl.load(place, mask=known, other=0.0) * weight[:, None], axis=0)
+    total = tl.sum(weight, axis=0)
+    value = tl.where(total > 0.0, mixed / total, 0.0)
+    tl.store(out + head * HEAD_DIM + d, value.to(out.dtype.element_ty), mask=d < HEAD_DIM)

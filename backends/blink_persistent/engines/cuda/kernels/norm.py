@@ -1,0 +1,37 @@
+"""RMS norm fused with what comes before it: the embedding, or the sum with the residual stream."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def store_normed(x, column, inside, gain, out, SIZE: tl.constexpr, epsilon):
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / SIZE + epsilon)
+    gains = tl.load(gain + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + column, (x * scale * gains).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def embed_norm(
+    token_ids, table, gain, residual, out, epsilon, SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, TILE)
+    inside = column < SIZE
+    token = tl.load(token_ids + row).to(tl.int64)
+    x = tl.load(table + token * SIZE + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(residual + row * SIZE + column, x, mask=inside)
+    store_normed(x, column, inside, gain, out + row * SIZE, SIZE, epsilon)
+
+
+@triton.jit
+def add_norm(delta, gain, residual, out, epsilon, SIZE: tl.constexpr, TILE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, TILE)
+    inside = column < SIZE
+    x = tl.load(residual + row * SIZE + column, mask=inside, other=0.0)
+    x += tl.load(delta + row * SIZE + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(residual + row * SIZE + column, x, mask=inside)
+    store_normed(x, column, inside, gain, out + row * SIZE, SIZE, epsilon)

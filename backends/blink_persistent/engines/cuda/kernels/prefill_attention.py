@@ -1,0 +1,79 @@
+"""Causal attention of packed prompts over paged KV, each from its start position on.
+
+The grid (tiles, heads) is fixed by the key: as many tiles of queries as its tokens and sequences
+can need at most. Each program finds in `cu_seqlens` which tile of which sequence is its own.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend_tile(
+    queries,
+    keys,
+    values,
+    starts,
+    cu_seqlens,
+    tables,
+    out,
+    sequences,
+    max_blocks,
+    scale,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    QUERY_TILE: tl.constexpr,
+    DIM_TILE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """`scale` is that of the scores times log2(e)."""
+    tile = tl.program_id(0)
+    head = tl.program_id(1)
+    kv_head = head // (HEADS // KV_HEADS)
+    sequence = -1
+    begin = 0  # of this tile's queries in its sequence
+    before = 0  # tiles of earlier sequences
+    for i in range(sequences):
+        count = tl.cdiv(tl.load(cu_seqlens + i + 1) - tl.load(cu_seqlens + i), QUERY_TILE)
+        own = (tile >= before) & (tile < before + count)
+        sequence = tl.where(own, i, sequence)
+        begin = tl.where(own, (tile - before) * QUERY_TILE, begin)
+        before += count
+    if sequence < 0:
+        return
+
+    first = tl.load(cu_seqlens + sequence)
+    tokens = tl.load(cu_seqlens + sequence + 1) - first
+    start = tl.load(starts + sequence)
+    m = begin + tl.arange(0, QUERY_TILE)
+    n = tl.arange(0, TILE)
+    d = tl.arange(0, DIM_TILE)
+    in_dim = d < HEAD_DIM
+    both = (m < tokens)[:, None] & in_dim[None, :]
+    place = ((first + m).to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM + d[None, :]
+    q = tl.load(queries + place, mask=both, other=0.0)
+    best = tl.full([QUERY_TILE], float("-inf"), tl.float32)
+    total = tl.zeros([QUERY_TILE], tl.float32)
+    mixed = tl.zeros([QUERY_TILE, DIM_TILE], tl.float32)
+    end = start + tl.minimum(begin + QUERY_TILE, tokens)
+    for at in range(0, end, TILE):
+        block = tl.load(tables + sequence * max_blocks + at // BLOCK_SIZE).to(tl.int64)
+        page = (block * KV_HEADS + kv_head) * BLOCK_SIZE + at % BLOCK_SIZE
+        kv_place = (page + n)[:, None] * HEAD_DIM + d[None, :]
+        known = (at + n < end)[:, None] & in_dim[None, :]
+        k = tl.load(keys + kv_place, mask=known, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.where((at + n)[None, :] <= (start + m)[:, None], scores, float("-inf"))
+        now = tl.maximum(best, tl.max(scores, axis=1))
+        weight = tl.exp2(scores - now[:, None])
+        fade = tl.exp2(best - now)
+        v = tl.load(values + kv_place, mask=known, other=0.0)
+        total = total * fade + tl.sum(weight, axis=1)
+        mixed = mixed * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        best = now
+    mixed = mixed / total[:, None]
+    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=both)

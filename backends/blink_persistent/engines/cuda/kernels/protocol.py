@@ -1,0 +1,137 @@
+"""The operations that a step is made of, beside matrix products.
+
+Two implementations: `reference.py`, plain PyTorch for any device, and `fused.py`, Triton for a
+GPU. Each writes its results into given tensors. The fused ones read lengths, tables and positions
+on the device only, so that a captured graph serves whatever the scheduler fills in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """cos and sin by which pairs of elements turn, float32 [context_length, head_dim / 2]."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How a projected row is divided: queries, keys, values; gains of the heads' norms, if any."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None  # [head_dim]
+    epsilon: float
+
+
+class Kernels(Protocol):
+    """All shapes are those of `step_tensors`; `t` is the number of tokens of the step's key."""
+
+    def locate_decode(
+        self,
+        start_positions: Tensor,
+        lengths: Tensor,
+        block_tables: Tensor,
+        block_size: int,
+        positions: Tensor,
+        entries: Tensor,
+    ) -> None:
+        """Position and KV entry (block * block_size + offset) of each row's token.
+
+        An inactive row gets position 0 and entry -1. `start_positions`, `lengths`, `positions`,
+        `entries`: int32 [t].
+        """
+        ...
+
+    def locate_prefill(
+        self,
+        start_positions: Tensor,
+        cu_seqlens: Tensor,
+        block_tables: Tensor,
+        block_size: int,
+        positions: Tensor,
+        entries: Tensor,
+        last: Tensor,
+    ) -> None:
+        """The same for packed tokens, and `last`: the place of each sequence's last token.
+
+        Tokens that belong to no sequence get position 0 and entry -1. `cu_seqlens`: [sequences
+        + 1]; `last`: [sequences], 0 or more also for a sequence without tokens.
+        """
+        ...
+
+    def embed_norm(
+        self,
+        token_ids: Tensor,
+        table: Tensor,
+        gain: Tensor,
+        epsilon: float,
+        residual: Tensor,
+        out: Tensor,
+    ) -> None:
+        """residual = table[token_ids]; out = its RMS norm times `gain`."""
+        ...
+
+    def add_norm(
+        self, delta: Tensor, gain: Tensor, epsilon: float, residual: Tensor, out: Tensor
+    ) -> None:
+        """residual += delta; out = its RMS norm times `gain`."""
+        ...
+
+    def rotate_append(
+        self,
+        qkv: Tensor,
+        heads: Heads,
+        rotary: Rotary,
+        positions: Tensor,
+        entries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        queries: Tensor,
+    ) -> None:
+        """Rotated queries to `queries`, rotated keys and values to their KV entries.
+
+        Entry -1 writes no KV. `keys`, `values`: [block_count, kv_heads, block_size, head_dim].
+        """
+        ...
+
+    def decode_attention(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        lengths: Tensor,
+        block_tables: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Each row's query over its `lengths` entries; zeros for an inactive row."""
+        ...
+
+    def prefill_attention(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        start_positions: Tensor,
+        cu_seqlens: Tensor,
+        block_tables: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Causal attention of packed queries over all entries up to each token's own.
+
+        Rows of `out` that belong to no sequence are left as they are.
+        """
+        ...
+
+    def swiglu(self, gate_up: Tensor, out: Tensor) -> None:
+        """out = silu(gate) * up; gate is the first half of each row of `gate_up`."""
+        ...

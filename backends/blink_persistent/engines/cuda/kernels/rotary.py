@@ -1,0 +1,83 @@
+"""Heads' norms, rotation, and the append to the paged KV, in one pass over the projected rows.
+
+One program handles one token and one group: its queries, their key and their value.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def turned_pair(first, second, cos, sin):
+    """Half-split rotation: element i turns with element i + head_dim / 2."""
+    return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit
+def rotate_append(
+    qkv,
+    q_norm,
+    k_norm,
+    cos_table,
+    sin_table,
+    positions,
+    entries,
+    keys,
+    values,
+    queries,
+    epsilon,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NORMED: tl.constexpr,
+    GROUP_TILE: tl.constexpr,
+    HALF_TILE: tl.constexpr,
+):
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    HALF: tl.constexpr = HEAD_DIM // 2
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    i = tl.arange(0, HALF_TILE)
+    inside = i < HALF
+    at = tl.load(positions + token)
+    cos = tl.load(cos_table + at * HALF + i, mask=inside, other=0.0)
+    sin = tl.load(sin_table + at * HALF + i, mask=inside, other=0.0)
+    row = qkv + token * (HEADS + 2 * KV_HEADS) * HEAD_DIM
+
+    g = tl.arange(0, GROUP_TILE)[:, None]
+    both = (g < GROUP) & inside[None, :]
+    place = (head * GROUP + g) * HEAD_DIM + i[None, :]
+    first = tl.load(row + place, mask=both, other=0.0).to(tl.float32)
+    second = tl.load(row + place + HALF, mask=both, other=0.0).to(tl.float32)
+    if NORMED:
+        square = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
+        scale = tl.rsqrt(square / HEAD_DIM + epsilon)[:, None]
+        first *= scale * tl.load(q_norm + i, mask=inside, other=0.0).to(tl.float32)[None, :]
+        second *= scale * tl.load(q_norm + HALF + i, mask=inside, other=0.0).to(tl.float32)[None, :]
+    first, second = turned_pair(first, second, cos[None, :], sin[None, :])
+    out = queries + token * HEADS * HEAD_DIM + place
+    tl.store(out, first.to(queries.dtype.element_ty), mask=both)
+    tl.store(out + HALF, second.to(queries.dtype.element_ty), mask=both)
+
+    entry = tl.load(entries + token)
+    if entry < 0:
+        return
+    page = (entry // BLOCK_SIZE).to(tl.int64) * KV_HEADS + head
+    target = (page * BLOCK_SIZE + entry % BLOCK_SIZE) * HEAD_DIM
+    key = row + (HEADS + head) * HEAD_DIM
+    first = tl.load(key + i, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(key + HALF + i, mask=inside, other=0.0).to(tl.float32)
+    if NORMED:
+        square = tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)
+        scale = tl.rsqrt(square / HEAD_DIM + epsilon)
+        first *= scale * tl.load(k_norm + i, mask=inside, other=0.0).to(tl.float32)
+        second *= scale * tl.load(k_norm + HALF + i, mask=inside, other=0.0).to(tl.float32)
+    first, second = turned_pair(first, second, cos, sin)
+    tl.store(keys + target + i, first.to(keys.dtype.element_ty), mask=inside)
+    tl.store(keys + target + HALF + i, second.to(keys.dtype.element_ty), mask=inside)
+    value = row + (HEADS + KV_HEADS + head) * HEAD_DIM
+    tl.store(values + target + i, tl.load(value + i, mask=inside), mask=inside)
+    tl.store(values + target + HALF + i, tl.load(value + HALF + i, mask=inside), mask=inside)

@@ -1,0 +1,148 @@
+"""The decoder as plain functions over preallocated tensors: one decode step, one prefill step.
+
+A step reads its inputs from the scheduler's buffers and writes KV entries and logits. It
+allocates nothing, asks the device nothing, and its shapes follow from the graph's key alone, so
+that with the fused kernels it can be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blink_persistent.engines.cuda.kernels.protocol import Heads, Kernels, Rotary
+from blink_persistent.engines.cuda.step_tensors import KvCache, StepInputs, Workspace
+from blink_persistent.engines.cuda.weights import LayerWeights, Weights
+from blink_server.importers.checkpoint import Architecture
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+
+
+def rotary_tables(architecture: Architecture, context_length: int, *, device: Any) -> Rotary:
+    """cos and sin for every position, computed in float64."""
+    frequencies = torch.from_numpy(architecture.rotary_frequencies())
+    angles = torch.outer(torch.arange(context_length, dtype=torch.float64), frequencies)
+    return Rotary(
+        angles.cos().to(device=device, dtype=torch.float32),
+        angles.sin().to(device=device, dtype=torch.float32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """One model in memory. Its steps run on the current stream; one at a time."""
+
+    architecture: Architecture
+    weights: Weights
+    rotary: Rotary
+    cache: KvCache
+    work: Workspace
+    kernels: Kernels
+
+    def decode(self, inputs: StepInputs, rows: int) -> Tensor:
+        """One token of each row. Logits, float32 [rows, vocabulary], a view of the workspace."""
+        lengths, tables = inputs.lengths[:rows], inputs.block_tables[:rows]
+        self.kernels.locate_decode(
+            inputs.start_positions[:rows],
+            lengths,
+            tables,
+            self.cache.block_size,
+            self.work.positions[:rows],
+            self.work.entries[:rows],
+        )
+
+        def attend(queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
+            self.kernels.decode_attention(queries, keys, values, lengths, tables, out)
+
+        return self._logits(self._layers(inputs.token_ids[:rows], attend))
+
+    def prefill(self, inputs: StepInputs, sequences: int, tokens: int) -> Tensor:
+        """Packed tokens of several prompts, each from its start position on.
+
+        Logits of each sequence's last token, float32 [sequences, vocabulary]; without meaning
+        for a sequence that has no tokens.
+        """
+        starts, ends = inputs.start_positions[:sequences], inputs.cu_seqlens[: sequences + 1]
+        tables, last = inputs.block_tables[:sequences], self.work.last[:sequences]
+        self.kernels.locate_prefill(
+            starts,
+            ends,
+            tables,
+            self.cache.block_size,
+            self.work.positions[:tokens],
+            self.work.entries[:tokens],
+            last,
+        )
+
+        def attend(queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
+            self.kernels.prefill_attention(queries, keys, values, starts, ends, tables, out)
+
+        hidden = self._layers(inputs.token_ids[:tokens], attend)
+        return self._logits(
+            torch.index_select(hidden, 0, last, out=self.work.last_hidden[:sequences])
+        )
+
+    def _layers(self, token_ids: Tensor, attend: Attend) -> Tensor:
+        """The normed output of the last layer, [t, hidden]."""
+        work, layers, t = self.work, self.weights.layers, len(token_ids)
+        epsilon = self.architecture.rms_norm_eps
+        residual, normed = work.residual[:t], work.normed[:t]
+        self.kernels.embed_norm(
+            token_ids, self.weights.embedding, layers[0].input_norm, epsilon, residual, normed
+        )
+        next_gains = [layer.input_norm for layer in layers[1:]] + [self.weights.norm]
+        for number, (layer, next_gain) in enumerate(zip(layers, next_gains, strict=True)):
+            delta = self._attention(number, layer, normed, attend)
+            self.kernels.add_norm(delta, layer.inner_norm, epsilon, residual, normed)
+            gate_up = _linear(normed, layer.gate_up, work.gate_up[:t])
+            self.kernels.swiglu(gate_up, work.inner[:t])
+            delta = _linear(work.inner[:t], layer.down, work.delta[:t])
+            self.kernels.add_norm(delta, next_gain, epsilon, residual, normed)
+        return normed
+
+    def _attention(
+        self, number: int, layer: LayerWeights, normed: Tensor, attend: Attend
+    ) -> Tensor:
+        work, shape, t = self.work, self.architecture, len(normed)
+        keys, values = self.cache.layer(number)
+        qkv = _linear(normed, layer.qkv, work.qkv[:t], layer.qkv_bias)
+        heads = Heads(
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            epsilon=shape.rms_norm_eps,
+        )
+        self.kernels.rotate_append(
+            qkv,
+            heads,
+            self.rotary,
+            work.positions[:t],
+            work.entries[:t],
+            keys,
+            values,
+            work.queries[:t],
+        )
+        attend(work.queries[:t], keys, values, work.mixed[:t])
+        return _linear(work.mixed[:t], layer.output, work.delta[:t])
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """float32 also from bfloat16 weights: rounded logits would make ties."""
+        out, head = self.work.logits[: len(hidden)], self.weights.head.t()
+        if hidden.dtype == torch.float32:
+            return torch.mm(hidden, head, out=out)
+        if hidden.is_cuda:
+            return torch.mm(hidden, head, out_dtype=torch.float32, out=out)
+        return torch.mm(hidden.float(), head.float(), out=out)
+
+
+def _linear(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [t, in_features] times weight [out_features, in_features], into `out`."""
+    if bias is None:
+        return torch.mm(x, weight.t(), out=out)
+    return torch.addmm(bias, x, weight.t(), out=out)

@@ -1,0 +1,76 @@
+"""Compiles every kernel for a Hopper GPU, at the shapes of Llama-3-8B and SmolLM2-135M."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from blink_persistent.engines.cuda.kernels import (
+    decode_attention,
+    located,
+    norm,
+    prefill_attention,
+    rotary,
+    swiglu,
+)
+
+INTS = {"rows", "max_blocks", "tokens", "sequences"}
+FLOATS = {"epsilon", "scale"}
+INT_ARRAYS = {"starts", "lengths", "tables", "positions", "entries", "cu_seqlens", "last"}
+FLOAT_ARRAYS = {"residual", "cos_table", "sin_table", "partial", "log_sums"}
+
+
+def kind_of(name: str) -> str:
+    """The type of a kernel's argument, which its name tells."""
+    if name in INTS:
+        return "i32"
+    if name in FLOATS:
+        return "fp32"
+    if name in INT_ARRAYS | {"token_ids"}:
+        return "*i32"
+    return "*fp32" if name in FLOAT_ARRAYS else "*bf16"
+
+
+def compile_kernel(kernel: Any, constants: dict[str, Any], **options: int) -> None:
+    """As a launch with aligned arrays would compile it."""
+    names = kernel.arg_names
+    kinds = {name: "constexpr" if name in constants else kind_of(name) for name in names}
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(names)
+        if kinds[name].startswith("*")
+    }
+    source = ASTSource(kernel, kinds, constants, aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    print("compiled", compiled.metadata.name, "shared", compiled.metadata.shared)
+
+
+def compile_all() -> None:
+    """Each kernel once, those that depend on heads for both models."""
+    paged = {"BLOCK_SIZE": 64}
+    compile_kernel(located.locate_decode, {**paged, "TILE": 256})
+    compile_kernel(located.locate_prefill, {**paged, "TILE": 256})
+    for kernel in (norm.embed_norm, norm.add_norm):
+        compile_kernel(kernel, {"SIZE": 4096, "TILE": 4096}, num_warps=8)
+    compile_kernel(swiglu.swiglu, {"SIZE": 14336, "TILE": 1024})
+    for heads, kv_heads, size in ((32, 8, 128), (9, 3, 64)):
+        shape = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": size, **paged}
+        halves = {"GROUP_TILE": 4, "HALF_TILE": size // 2, "NORMED": heads == 32}
+        compile_kernel(rotary.rotate_append, shape | halves, num_warps=2)
+        tiles = {"DIM_TILE": size, "TILE": 64}
+        splits = {"SPLITS": 16, "GROUP_TILE": 16}
+        kernel = decode_attention.attend_split
+        compile_kernel(kernel, shape | tiles | splits, num_warps=4, num_stages=5)
+        combined = {"HEAD_DIM": size, "SPLITS": 16, "SPLIT_TILE": 16, "DIM_TILE": size}
+        compile_kernel(decode_attention.combine_splits, combined, num_warps=2)
+        for query_tile, warps in ((128, 8), (16, 4)):
+            queries = {"QUERY_TILE": query_tile}
+            kernel = prefill_attention.attend_tile
+            compile_kernel(kernel, shape | tiles | queries, num_warps=warps, num_stages=2)
+
+
+if __name__ == "__main__":
+    compile_all()

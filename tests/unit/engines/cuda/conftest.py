@@ -1,0 +1,46 @@
+"""Tests of the engine `cuda` run on a CPU: plain references, and Triton's interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+# Read when a kernel is defined, so before any of them is imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+CAPACITY = 512  # entries of a block table; enough for rows to be split
+
+FAMILIES = {
+    "llama": {},
+    "untied": {"tied_embeddings": False},
+    "scaled_rotary": {"rope_divisors": tuple(1.0 + i / 4 for i in range(8))},
+    "qwen2": {"attention_bias": True, "rms_norm_eps": 1e-6},
+    "qwen3": {"qk_norm": True, "rope_theta": 1e6},
+    "three_to_one": {"heads": 3, "kv_heads": 1},
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What an architecture of each family changes of the tiny one."""
+    return FAMILIES[request.param]
+
+
+@pytest.fixture
+def kernel_kinds() -> dict[str, Callable[[Any], Any]]:
+    """Both implementations of the operations, where they can run, for an architecture."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
+
+    kinds: dict[str, Callable[[Any], Any]] = {"reference": lambda architecture: ReferenceKernels()}
+    if importlib.util.find_spec("triton") is not None:
+        from blink_persistent.engines.cuda.kernels.fused import FusedKernels
+
+        kinds["fused"] = lambda architecture: FusedKernels(
+            architecture, max_rows=8, capacity=CAPACITY, processors=3, device="cpu"
+        )
+    return kinds
