@@ -47,8 +47,7 @@ class RepositoryReader:
         """The wanted set as of now. Raises BlinkError for a repository that cannot be read."""
         self._stamps, self._unsettled = {}, set()
         models = read_repositories(self._repositories, visible=self._visible)
-        self._settling.keep_only(self._stamps)
-        self._validated = {d: v for d, v in self._validated.items() if d in self._stamps}
+        self._forget_what_is_gone(models.values())
         complete = [model for model in models.values() if self._is_complete(model)]
         self._known = {model.name for model in models.values() if model.name in self._known}
         self._known.update(model.name for model in complete if model.readable)
@@ -68,6 +67,12 @@ class RepositoryReader:
         None where there is none.
         """
         return self._settling.due(self._unsettled)
+
+    def _forget_what_is_gone(self, models: Iterable[SourceModel]) -> None:
+        held = {model.directory for model in models if not model.readable}
+        kept = {d for d in self._validated if d in self._stamps or d.parent in held}
+        self._validated = {directory: self._validated[directory] for directory in kept}
+        self._settling.keep_only(kept | self._stamps.keys())
 
     def _visible(self, directory: Path) -> bool:
         stamp = self._stamps[directory] = read_stamp(directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -38,7 +39,7 @@ class Settling:
         if before is None or before[0].directory != stamp.directory:
             age = self._wall_ns() - stamp.newest_ns
             old = bool(stamp.files) and age >= self._seconds * 1e9
-            self._since[directory] = stamp, now - self._seconds if old else now
+            self._since[directory] = stamp, -math.inf if old else now
         elif before[0] != stamp:
             self._since[directory] = stamp, now
         return now - self._since[directory][1] >= self._seconds

@@ -66,9 +66,16 @@ def wanted_versions(models: Mapping[str, SourceModel]) -> list[VersionKey]:
 def _model_directories(repository: Path) -> list[Path]:
     try:
         entries = sorted(repository.iterdir())
-        return [entry for entry in entries if not is_ignored(entry.name) and entry.is_dir()]
     except OSError as error:
         raise BlinkError(f"model repository {repository}: {error.strerror}") from None
+    return [entry for entry in entries if not is_ignored(entry.name) and _may_be_directory(entry)]
+
+
+def _may_be_directory(entry: Path) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # behind a link into a directory that may not be entered
+        return True
 
 
 def _read_model(directory: Path, visible: Callable[[Path], bool]) -> SourceModel:

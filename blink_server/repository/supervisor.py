@@ -97,7 +97,7 @@ class Supervisor:
         self.runner: RunnerProcess | None = inherited
         self.returning = inherited is not None  # it has still to register with this server
         self.settled = asyncio.Event()  # READY or UNAVAILABLE once
-        self.proven = False  # has been READY
+        self.proven = inherited is not None  # has been READY
         self.starved = False  # not loaded for lack of memory that what serves now has
         self.awaited = False  # what served has made way for it: requests wait
         self.load_seconds = 0.0  # of the last load that got READY
@@ -170,6 +170,7 @@ class Supervisor:
         self._around.admission.settle(self.wanted.generation)
         self._endpoint, self.awaited = ready.endpoint, False
         self.load_seconds = loop.time() - started
+        self.returning = False
         self.harness.ready()
         await self._settle()
         await self._serve()
@@ -211,8 +212,7 @@ class Supervisor:
         except LoadTimeoutError:
             if not runner.registered.is_set():
                 raise LoadError("the server before left a runner that is silent") from None
-        finally:
-            self.returning = False
+        self.returning = False
         await self._around.publish()
         return await runner.loaded(self._limits.load)
 
@@ -220,6 +220,7 @@ class Supervisor:
         if not isinstance(error, BlinkError | LoadError):
             log.exception("%s: backend %s failed", self.wanted.key, self._backend.name)
         await self._stop_runner()
+        self.returning = False
         self.starved = isinstance(error, MemoryRefusedError) and self.wanted.unload_first
         self.awaited = self.starved
         # Clients are told the reason too, and need not know where the repository lies.

@@ -13,18 +13,8 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from watchdog.events import (
-    DirCreatedEvent,
-    DirDeletedEvent,
-    DirMovedEvent,
-    FileClosedEvent,
-    FileCreatedEvent,
-    FileDeletedEvent,
-    FileModifiedEvent,
-    FileMovedEvent,
-    FileSystemEvent,
-    FileSystemEventHandler,
-)
+from watchdog import events
+from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 
 from blink_server.repository.names import is_noise
@@ -34,16 +24,23 @@ log = logging.getLogger(__name__)
 LONGEST_WAIT = 10.0  # seconds between two looks
 _CALM = 0.1  # seconds that events are collected before the next look
 
-# Reading is no change: without this list the looks themselves would ask for looks.
+# Reading is no change: without this list the looks themselves would ask for looks. Nor is a
+# directory's own modification, which comes with every hidden file in it.
 _CHANGES: list[type[FileSystemEvent]] = [
-    DirCreatedEvent,
-    DirDeletedEvent,
-    DirMovedEvent,
-    FileClosedEvent,
-    FileCreatedEvent,
-    FileDeletedEvent,
-    FileModifiedEvent,
-    FileMovedEvent,
+    getattr(events, name)
+    for name in (
+        "DirAttribEvent",  # of watchdog 7; before, FileModifiedEvent says it of files
+        "DirCreatedEvent",
+        "DirDeletedEvent",
+        "DirMovedEvent",
+        "FileAttribEvent",
+        "FileClosedEvent",
+        "FileCreatedEvent",
+        "FileDeletedEvent",
+        "FileModifiedEvent",
+        "FileMovedEvent",
+    )
+    if hasattr(events, name)
 ]
 
 

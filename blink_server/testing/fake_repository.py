@@ -7,6 +7,8 @@ from typing import Any
 
 from blink_server.testing.fake_runner import OPTIONS_FILE
 from blink_server.testing.tiny_repository import TINY_CONFIG, write_json, write_tiny_version
+from blink_server.testing.tiny_tokenizer import byte_level_tokenizer
+from blink_server.text.tokenizers import HuggingFaceTokenizer
 
 
 def write_fake_version(
@@ -14,14 +16,22 @@ def write_fake_version(
 ) -> Path:
     """Write a version of the backend `fake`; returns its directory.
 
-    `options` are the fields of its `fake.json` (see `fake_runner`).
+    `options` are the fields of its `fake.json` (see `fake_runner`); `answer` may be text.
     """
+    if isinstance(text := options.get("answer"), str):
+        options["answer"] = token_ids(text)
     directory = write_tiny_version(repository, model, version)
     config = {key: value for key, value in TINY_CONFIG.items() if key not in ("engine", "sampler")}
     write_json(directory / "config.json", {**config, "backend": "fake"})
     if options:
         write_json(directory / OPTIONS_FILE, options)
     return directory
+
+
+def token_ids(text: str) -> list[int]:
+    """What the tokenizer of the versions written here makes of a text."""
+    tokenizer = HuggingFaceTokenizer(byte_level_tokenizer())
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def write_fake_plugin(directory: Path) -> Path:

@@ -1,10 +1,11 @@
 """A runner without an engine: a real process on the control channel that echoes prompts.
 
 The answer's tokens are the prompt's, over and over. A version directory's optional `fake.json`
-makes it misbehave:
+makes it answer or behave otherwise:
 
     fail_while    name of a file of the version directory: the load fails while it is there
     load_gate     name of a FIFO of the version directory: the load ends when a writer closes it
+    answer        token ids to answer with, over and over
     exit_code     exit with this status instead of loading
     token_seconds time between two tokens
     die_after     SIGKILL itself after so many tokens
@@ -43,6 +44,7 @@ class FakeOptions:
 
     fail_while: str | None = None
     load_gate: str | None = None
+    answer: list[int] | None = None
     exit_code: int | None = None
     token_seconds: float = 0.0
     die_after: int | None = None
@@ -139,7 +141,8 @@ class FakeRunner:
     async def _generate(
         self, number: int, request: Mapping[str, Any], writer: asyncio.StreamWriter
     ) -> None:
-        prompt, count = request["prompt_ids"], request["max_tokens"]
+        prompt = self._options.answer or request["prompt_ids"]
+        count = request["max_tokens"]
         try:
             for position in range(count):
                 await asyncio.sleep(self._options.token_seconds)

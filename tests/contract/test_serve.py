@@ -7,43 +7,18 @@ import json
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from blink_server.testing.fake_repository import write_fake_plugin, write_fake_version
+from blink_server.testing.fake_repository import write_fake_version
 from blink_server.testing.server_process import ServerProcess, processes
 
 Start = Callable[..., Awaitable[ServerProcess]]
 PROMPT = "Hello "
-
-
-@pytest.fixture
-def repository(short_path: Path) -> Path:
-    path = short_path / "repository"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-async def start(short_path: Path, repository: Path) -> AsyncIterator[Start]:
-    plugins = write_fake_plugin(short_path / "plugins")
-    servers: list[ServerProcess] = []
-
-    async def start(*arguments: str) -> ServerProcess:
-        server = await ServerProcess.start(
-            repository, short_path / "run", *arguments, plugins=plugins
-        )
-        servers.append(server)
-        return server
-
-    yield start
-    for server in reversed(servers):  # a successor before those whose children it has
-        server.kill_everything()
-        await server.exit()
 
 
 def assert_nothing_left(short_path: Path) -> None:

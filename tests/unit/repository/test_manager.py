@@ -1,114 +1,23 @@
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from blink_server.backend import ModelVersion
-from blink_server.catalog import Catalog
-from blink_server.config import load_model_config
-from blink_server.control_server import ControlServer
-from blink_server.messages import CatalogEntry, CatalogUpdate
-from blink_server.process import ProcessId
-from blink_server.repository.admission import Admission
-from blink_server.repository.manager import Manager
 from blink_server.repository.policy import VersionKey
 from blink_server.repository.supervisor import Limits
-from blink_server.repository.wanted import InvalidVersion, WantedSet, WantedVersion
-from blink_server.runtime_dir import RuntimeDirectory, open_runtime_directory, read_record
-from blink_server.testing.fake_repository import write_fake_version
-from blink_server.testing.fake_runner_backend import FakeRunnerBackend
-
-FAST = Limits(load=20.0, first_retry=0.02, longest_retry=0.1, kill_grace=5.0)
-
-
-class Watched(Catalog):
-    """A catalog whose every revision can be waited for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.revisions: asyncio.Queue[CatalogUpdate] = asyncio.Queue()
-
-    async def _notify(self) -> None:
-        if self._update is not None:
-            self.revisions.put_nowait(self._update)
-        await super()._notify()
-
-    async def until(self, wanted: Callable[[CatalogUpdate], bool]) -> CatalogUpdate:
-        """The first revision, from the last one looked at, that is as wanted."""
-        async with asyncio.timeout(30):
-            while not wanted(update := await self.revisions.get()):
-                pass
-        return update
-
-    async def entry(self, state: str, *, key: str = "echo:1", epoch: int = 1) -> CatalogEntry:
-        def find(update: CatalogUpdate) -> list[CatalogEntry]:
-            return [
-                e
-                for e in update.models
-                if f"{e.model}:{e.version}" == key and e.state == state and e.epoch >= epoch
-            ]
-
-        return find(await self.until(lambda update: bool(find(update))))[0]
-
-
-@dataclass
-class Rig:
-    """A provisioner's inner parts over real fake runners."""
-
-    path: Path
-    runtime: RuntimeDirectory
-    catalog: Watched
-    manager: Manager
-    control: ControlServer
-
-    @classmethod
-    async def start(cls, path: Path, limits: Limits = FAST, memory: float = 1 << 30) -> Rig:
-        runtime = open_runtime_directory(path / "run")
-        catalog = Watched()
-        manager = Manager(
-            {"fake": FakeRunnerBackend()},
-            catalog,
-            runtime,
-            limits=limits,
-            admission=Admission(lambda: memory),
-        )
-        control = ControlServer(
-            runtime.control_socket,
-            on_runner=manager.runner_connected,
-            on_worker=catalog.serve_worker,
-        )
-        return cls(path, runtime, catalog, manager, control)
-
-    async def apply(self, *wanted: WantedVersion, invalid: tuple[InvalidVersion, ...] = ()) -> None:
-        await self.manager.inherit()
-        await self.manager.apply(WantedSet(wanted, invalid))
-        if self.control._server is None:
-            await self.control.start()
-
-    def wanted(self, model: str = "echo", version: int = 1, **options: object) -> WantedVersion:
-        directory = write_fake_version(self.path / "repository", model, version, **options)
-        config = load_model_config(directory)
-        return WantedVersion(ModelVersion(model, version, directory, config), ("alias",))
-
-    def runner(self, number: int = 1) -> ProcessId:
-        found = read_record(self.runtime.path / f"runner-{number}" / "runner.json")
-        assert found is not None
-        return found[0]
+from blink_server.repository.wanted import InvalidVersion
+from blink_server.testing.manager_rig import Rig
 
 
 @pytest.fixture
 async def rig(short_path: Path) -> AsyncIterator[Rig]:
     rig = await Rig.start(short_path)
     yield rig
-    await rig.manager.close(0.0)
-    await rig.control.close()
-    rig.runtime.close()
+    await rig.close()
 
 
 async def test_a_version_loads_serves_and_leaves_nothing_behind(rig: Rig) -> None:
@@ -162,9 +71,7 @@ async def test_a_load_that_takes_too_long_is_ended(short_path: Path) -> None:
     reason = (await rig.catalog.entry("UNAVAILABLE")).reason
     assert reason.startswith("not loaded after 0.3 s")
     assert rig.runtime.runner_directories() == []
-    await rig.manager.close(0.0)
-    await rig.control.close()
-    rig.runtime.close()
+    await rig.close()
 
 
 async def test_a_version_that_does_not_fit_is_refused_and_starts_nothing(short_path: Path) -> None:
@@ -173,9 +80,7 @@ async def test_a_version_that_does_not_fit_is_refused_and_starts_nothing(short_p
     reason = (await rig.catalog.entry("UNAVAILABLE")).reason
     assert reason == "memory: needs 1.0 MiB, 0.5 MiB available"
     assert rig.runtime.runner_directories() == []
-    await rig.manager.close(0.0)
-    await rig.control.close()
-    rig.runtime.close()
+    await rig.close()
 
 
 async def test_one_broken_version_does_not_keep_others_from_serving(rig: Rig) -> None:
@@ -195,7 +100,7 @@ async def test_the_new_version_is_ready_before_the_old_one_goes(rig: Rig) -> Non
     old, new = rig.wanted(version=1), rig.wanted(version=2)
     await rig.apply(old)
     await rig.catalog.entry("READY")
-    await rig.manager.apply(WantedSet([new]))
+    await rig.want(new)
     loading = await rig.catalog.entry("LOADING", key="echo:2")
     assert loading.epoch == 1
     await rig.catalog.entry("READY", key="echo:2")
@@ -213,9 +118,7 @@ async def test_a_successor_takes_over_living_runners_without_a_word_of_trouble(
     await first.apply(wanted)
     before = await first.catalog.entry("READY")
     runner = first.runner()
-    # What a crash of the provisioner leaves: its socket gone, its lock free, its runner alive.
-    await first.control.close()
-    first.runtime.release()
+    await first.crash()
     successor = await Rig.start(short_path)
     await successor.apply(wanted)
     update = await successor.catalog.until(lambda _: True)
@@ -236,8 +139,7 @@ async def test_a_runner_that_the_successor_does_not_want_is_ended(short_path: Pa
     await first.apply(first.wanted())
     await first.catalog.entry("READY")
     runner = first.runner()
-    await first.control.close()
-    first.runtime.release()
+    await first.crash()
     successor = await Rig.start(short_path)
     await successor.apply()
     await successor.catalog.until(lambda update: not update.models)
