@@ -61,6 +61,7 @@ def test_fills_in_every_default(tmp_path: Path) -> None:
         "tokenizer": {"name": "huggingface", "file": "tokenizer.json"},
         "chat_template": None,
         "tool_parser": None,
+        "deterministic": False,
         "sampler": "default",
         "eos_token_ids": [],
         "bos_token_id": None,
