@@ -46,10 +46,15 @@ class Catalog:
         """How many workers follow."""
         return len(self._held)
 
-    async def publish(self, server: ServerState, models: Sequence[CatalogEntry]) -> None:
-        """Make this the catalog; returns without waiting for the workers."""
+    async def publish(
+        self, server: ServerState, models: Sequence[CatalogEntry], *, ending: bool = False
+    ) -> None:
+        """Make this the catalog; returns without waiting for the workers.
+
+        `ending`: every request in flight shall end now.
+        """
         revision = 1 if self._update is None else self._update.revision + 1
-        self._update = CatalogUpdate(revision, server, tuple(models))
+        self._update = CatalogUpdate(revision, server, tuple(models), ending)
         await self._notify()
 
     def on_change(self, callback: Callable[[], None]) -> None:

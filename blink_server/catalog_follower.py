@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 from blink_server.endpoint_link import EndpointLink, Offers, version_of
-from blink_server.errors import BlinkError
+from blink_server.errors import BlinkError, Unavailable
 from blink_server.http.models import ModelDirectory, ModelEntry, ServerState
 from blink_server.message_codec import MAX_LINE, decode, encode
 from blink_server.messages import (
@@ -97,9 +97,19 @@ class CatalogFollower:
             else:
                 self._link(entry)
         self._publish()
+        self._interrupt(update)
         for key, link in list(self._links.items()):
             if key not in offered:
                 self._retire(link)
+
+    def _interrupt(self, update: CatalogUpdate) -> None:
+        """End the requests whose time is over: their runner, or the server, is ending."""
+        if update.ending:
+            self._directory.interrupt(self._links, Unavailable("the server has shut down"))
+        for entry in update.models:
+            if entry.state == State.UNLOADING:
+                gone = Unavailable(f"{entry.model}:{entry.version} was unloaded")
+                self._directory.interrupt([entry.key], gone)
 
     def _link(self, entry: CatalogEntry) -> None:
         link = EndpointLink(

@@ -24,10 +24,11 @@ accesslog = None
 errorlog = "-"
 loglevel = "warning"
 
-# Workers end their streams after the grace period themselves, giving their slots back; the arbiter
-# kills only those that did not manage to.
-_WORKER_GRACE = int(os.environ.get(EXIT_TIMEOUT_VARIABLE, "30"))
-graceful_timeout = _WORKER_GRACE + 5
+# At the exit timeout the provisioner has the workers end their streams with a word to the client.
+# A worker without a provisioner cuts them off a little later; the arbiter kills only those workers
+# that did not manage to give their slots back.
+_WORKER_GRACE = int(os.environ.get(EXIT_TIMEOUT_VARIABLE, "30")) + 3
+graceful_timeout = _WORKER_GRACE + 4
 
 
 def post_fork(server: Any, worker: Any) -> None:

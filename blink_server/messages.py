@@ -136,12 +136,16 @@ class CatalogEntry:
 
 @dataclass(frozen=True, slots=True)
 class CatalogUpdate:
-    """Every version in one message; `server` is STARTING, READY or DRAINING."""
+    """Every version in one message; `server` is STARTING, READY or DRAINING.
+
+    `ending`: the time of the requests in flight is over as well.
+    """
 
     TYPE: ClassVar[str] = "catalog"
     revision: int
     server: Literal["STARTING", "READY", "DRAINING"]
     models: tuple[CatalogEntry, ...]
+    ending: bool = False
 
 
 RunnerMessage = RegisterRunner | Progress | Ready | Failed

@@ -163,9 +163,15 @@ class Provisioner:
         """Workers first, who serve their open streams to the end; then the runners."""
         self._stopping.set()
         await self.manager.drain()
+        ending = asyncio.create_task(self._end_requests())
         await self.front.stop()
+        ending.cancel()
         await self.manager.close(_RUNNER_DRAIN_SECONDS)
         await control.close()
+
+    async def _end_requests(self) -> None:
+        await asyncio.sleep(self._options.front.exit_timeout_seconds)
+        await self.manager.end_requests()
 
     async def _announce_when_settled(self) -> None:
         await self.manager.settled()

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from blink_server.backend import FinishReason
-from blink_server.errors import EngineFailure, Overloaded, Unavailable
+from blink_server.errors import BlinkError, EngineFailure, Overloaded, Unavailable
 from blink_server.http.choice import Choice, Delta
 from blink_server.http.errors import TimeExceeded
 from blink_server.http.metrics import Metrics
@@ -49,6 +50,7 @@ class Generation:
         self._settings = settings
         self._deadline: asyncio.TimerHandle | None = None
         self._expired = False
+        self._cut_short: dict[int, BlinkError] = {}  # choices whose endpoint is going, by index
         self._encoded: dict[str, list[list[int]]] = {}
         self._pumps: list[asyncio.Task[None]] = []
         self.choices: list[Choice] = []
@@ -63,7 +65,9 @@ class Generation:
         request, seconds = self._request, self._settings.request_seconds
         if seconds is not None:
             self._deadline = asyncio.get_running_loop().call_later(seconds, self._expire)
-        first = self._directory.lease(request.model)
+        first = await self._directory.lease_awaited(
+            request.model, timeout=self._settings.awaited_seconds
+        )
         version = first.entry.version
         try:
             prompts = await self._encode(first)
@@ -117,6 +121,13 @@ class Generation:
             request_id=f"{self._request_id}-{choice.index}",
         )
         choice.begin(lease, await lease.session.submit(record), len(prompt_ids))
+        lease.when_interrupted(lambda error: self._cut(choice, error))
+
+    def _cut(self, choice: Choice, error: BlinkError) -> None:
+        """The choice's endpoint is going: what it has by now is all that its client gets."""
+        if not choice.ended:
+            self._cut_short[choice.index] = error
+            choice.stream.cancel()
 
     async def _next(self, lease: Lease) -> Lease:
         return await self._directory.lease_next(
@@ -127,7 +138,8 @@ class Generation:
         """What becomes visible of any choice, until all have their finish reason.
 
         Raises `EngineFailure`, `Unavailable` and `TimeExceeded`; the other choices are then of no
-        use.
+        use. Where an endpoint has to go before its choices have ended, they end with the reason
+        "length", and `Unavailable` follows.
         """
         return self._run(self.choices[0]) if len(self.choices) == 1 else self._merged()
 
@@ -143,6 +155,7 @@ class Generation:
                     yield delta
                 case Exception() as error:
                     raise error
+        self._raise_if_cut_short()
 
     async def _pump(self, choice: Choice, queue: asyncio.Queue[Delta | Exception | None]) -> None:
         try:
@@ -159,6 +172,8 @@ class Generation:
                     if event.reason is FinishReason.CLOSED and not choice.generated:
                         await self._submit(choice, await self._next(choice.lease))
                         break
+                    if event.reason is FinishReason.CANCELLED and choice.index in self._cut_short:
+                        event = replace(event, reason=FinishReason.LENGTH)
                     delta = choice.take(event)
                     if delta is not None:
                         yield delta
@@ -173,6 +188,13 @@ class Generation:
                 raise TimeExceeded(f"the answer was not finished in {seconds:g} s") from None
             choice.end("error")
             raise
+        if len(self.choices) == 1:
+            self._raise_if_cut_short()
+
+    def _raise_if_cut_short(self) -> None:
+        for choice in self.choices:
+            if choice.outcome == "length" and choice.index in self._cut_short:
+                raise self._cut_short[choice.index]
 
     def _expire(self) -> None:
         """The time is up: every stream ends, and whoever reads them hears why."""

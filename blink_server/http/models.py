@@ -7,7 +7,6 @@ calls are made on the worker's event loop.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from blink_server.backend import ModelVersion, Session
-from blink_server.errors import Unavailable, UnknownModel
+from blink_server.errors import BlinkError, Unavailable, UnknownModel
 from blink_server.hookspecs import Factory, TokenizerLoader
 from blink_server.messages import EndpointKey
 from blink_server.repository.harness import State
@@ -122,6 +121,8 @@ class Lease:
         self.entry = entry
         self.session = session
         self._directory: ModelDirectory | None = directory
+        self._interruption: BlinkError | None = None
+        self._when_interrupted: Callable[[BlinkError], None] = lambda _: None
 
     def share(self) -> Lease:
         """A further lease on the same endpoint, whatever has been published since."""
@@ -133,7 +134,18 @@ class Lease:
         """Let go; further calls do nothing."""
         directory, self._directory = self._directory, None
         if directory is not None:
-            directory._release(self.entry.key)
+            directory._release(self)
+
+    def when_interrupted(self, callback: Callable[[BlinkError], None]) -> None:
+        """Call `callback(error)` when the request has to end, at once if it has to by now."""
+        self._when_interrupted = callback
+        if self._interruption is not None:
+            callback(self._interruption)
+
+    def interrupt(self, error: BlinkError) -> None:
+        """The time of the request is over; `error` is what its client hears."""
+        self._interruption = error
+        self._when_interrupted(error)
 
     def __enter__(self) -> ModelEntry:
         return self.entry
@@ -155,7 +167,7 @@ class ModelDirectory:
         self._models: dict[str, dict[int, ModelEntry]] = {}
         self._names: dict[str, str] = {}
         self._server = ServerState.STARTING
-        self._leases: Counter[EndpointKey] = Counter()
+        self._leases: dict[EndpointKey, set[Lease]] = {}
         self._retired: set[EndpointKey] = set()
         self._on_released: list[Callable[[EndpointKey], None]] = []
         self._changed = asyncio.Event()
@@ -182,7 +194,7 @@ class ModelDirectory:
         self._retired = (self._retired | before) - serving
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-        for key in [key for key in self._retired if not self._leases[key]]:
+        for key in [key for key in self._retired if key not in self._leases]:
             self._let_go(key)
 
     def on_released(self, callback: Callable[[EndpointKey], None]) -> None:
@@ -263,20 +275,30 @@ class ModelDirectory:
             async with asyncio.timeout(timeout):
                 while (entry := self.find(name)).serves and entry.session is after.session:
                     await self._changed.wait()
+                while self._is_awaited(name):
+                    await self._changed.wait()
         except TimeoutError:
             raise Unavailable(f"the model {name!r} is changing its endpoint") from None
         return self.lease(name)
 
     def leases(self, key: EndpointKey) -> int:
         """How many requests hold an endpoint."""
-        return self._leases[key]
+        return len(self._leases.get(key, ()))
+
+    def interrupt(self, keys: Iterable[EndpointKey], error: BlinkError) -> None:
+        """End every request that holds one of these endpoints; its client hears `error`."""
+        for key in keys:
+            for lease in list(self._leases.get(key, ())):
+                lease.interrupt(error)
 
     def _hold(self, entry: ModelEntry, session: Session) -> Lease:
-        self._leases[entry.key] += 1
-        return Lease(self, entry, session)
+        lease = Lease(self, entry, session)
+        self._leases.setdefault(entry.key, set()).add(lease)
+        return lease
 
-    def _release(self, key: EndpointKey) -> None:
-        self._leases[key] -= 1
+    def _release(self, lease: Lease) -> None:
+        key = lease.entry.key
+        self._leases[key].discard(lease)
         if not self._leases[key]:
             del self._leases[key]
             if key in self._retired:

@@ -17,6 +17,7 @@ class ServerSettings:
     max_n: most choices of one prompt. max_requests_per_key: most requests in progress for one key,
     in this worker. request_seconds: longest time from a request to its end.
     retry_seconds: how long a request that an endpoint never ran waits for the next endpoint.
+    awaited_seconds: how long a request waits for a version for which the one before made way.
     cors_origins: web pages of which origins may call ("*": all); none by default.
     access_log: file of JSON lines, "-" for standard output.
     """
@@ -29,6 +30,7 @@ class ServerSettings:
     max_requests_per_key: int | None = None
     request_seconds: float | None = None
     retry_seconds: float = 5.0
+    awaited_seconds: float = 60.0
     cors_origins: tuple[str, ...] = ()
     access_log: str | None = None
 

@@ -56,6 +56,7 @@ class Manager:
         self._inherited: list[RunnerProcess] = []
         self._started = False  # everything has been READY or UNAVAILABLE once
         self._draining = False
+        self._ending = False
         catalog.on_change(self._act_soon)
 
     async def inherit(self) -> None:
@@ -118,6 +119,11 @@ class Manager:
         self._draining = True
         await self.publish()
 
+    async def end_requests(self) -> None:
+        """Their time is over too: have the workers end what is still in flight."""
+        self._ending = True
+        await self.publish()
+
     async def close(self, drain_seconds: float) -> None:
         """Unload every version, giving requests in flight `drain_seconds`; waits for the end."""
         self._draining = True
@@ -144,7 +150,9 @@ class Manager:
         entries = [s.entry() for s in self._supervisors.values()]
         entries += [_invalid_entry(i) for i in self._invalid.values()]
         await self._catalog.publish(
-            self._server_state(), sorted(entries, key=lambda e: (e.model, e.version, e.epoch))
+            self._server_state(),
+            sorted(entries, key=lambda e: (e.model, e.version, e.epoch)),
+            ending=self._ending,
         )
 
     def _server_state(self) -> ServerState:

@@ -261,8 +261,9 @@ class Supervisor:
             return
         if self.harness.state is State.READY and self.runner is not None:
             await self._drain(self.runner)
-        self.harness.unload()
-        await self._around.publish()
+        else:
+            self.harness.unload()
+            await self._around.publish()
         await self._stop_runner()
         await self._unavailable("unloaded")
 
@@ -273,6 +274,10 @@ class Supervisor:
         await self._around.publish()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._around.released(runner), self._drain_seconds)
+        self.harness.unload()
+        await self._around.publish()  # workers that still hold it end their requests now
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._around.released(runner), self._limits.kill_grace)
         await runner.drain(max(deadline - loop.time(), 0.0), self._limits.kill_grace)
 
     async def _stop_runner(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Awaitable, Callable
@@ -11,6 +12,7 @@ import httpx
 
 from blink_server.testing.fake_repository import token_ids, write_fake_version
 from blink_server.testing.server_process import ServerProcess
+from blink_server.testing.stream_client import EventStream
 from blink_server.testing.tiny_repository import write_json
 from blink_server.testing.traffic import Outcome, Traffic
 
@@ -142,3 +144,22 @@ async def test_control_mode_none_takes_no_notice(start: Start, repository: Path)
     for _ in range(20):
         await traffic.until("a")
     assert_all_answered(await traffic.stop(), "a")
+
+
+async def test_a_stream_longer_than_the_drain_ends_with_a_word(
+    start: Start, repository: Path
+) -> None:
+    directory = write_fake_version(repository, token_seconds=0.05)
+    server = await start(SETTLE, "--drain-timeout-secs=0.2")
+    url = await server.ready()
+    body = {"model": "echo", "prompt": "?", "max_tokens": 500, "stream": True}
+    events = await EventStream.open(url, "/v1/completions", body)
+    payloads = aiter(events)
+    await anext(payloads)
+    shutil.rmtree(directory.parent)
+    *_, last, error = [json.loads(payload) async for payload in payloads]
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert error["error"]["message"] == "echo:1 was unloaded"
+    events.close()
+    await server.line("echo:1 UNAVAILABLE: unloaded")
+    assert (await ask(url))[0] == 404

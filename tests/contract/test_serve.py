@@ -208,13 +208,18 @@ async def test_sigterm_during_a_load_ends_it(
     assert_nothing_left(short_path)
 
 
-async def test_streams_longer_than_the_exit_timeout_end(
+async def test_streams_longer_than_the_exit_timeout_end_with_a_word(
     start: Start, repository: Path, short_path: Path
 ) -> None:
     write_fake_version(repository, token_seconds=0.05)
     server = await start("--exit-timeout-secs=0")
     stream = await Stream.open(await server.ready(), max_tokens=500)
-    assert await server.stop() == 0
+    server.signal(signal.SIGTERM)
+    *_, last, error, done = await stream.rest()
+    assert json.loads(last)["choices"][0]["finish_reason"] == "length"
+    assert json.loads(error)["error"]["message"] == "the server has shut down"
+    assert done == "[DONE]"
+    assert await server.exit() == 0
     await stream.close()
     assert_nothing_left(short_path)
 
