@@ -252,15 +252,18 @@ class Backend(Protocol):
         directory: Path,
         *,
         limits: Mapping[str, int],
+        options: Mapping[str, Any],
         progress: Callable[[str, float], None],
     ) -> BuildResult:
         """Write the engine files for a checkpoint (`blink_server.importers.Checkpoint`).
 
         `limits` holds what the user asked for ("max_rows", "context_length"), a subset of
         config.json's limits; the backend chooses the others and returns them all in
-        `BuildResult.config["limits"]`. `directory` is private to the call until it returns;
+        `BuildResult.config["limits"]`. `options` holds what they asked of the engine ("compute"):
+        the backend refuses what it does not know, and records what it took in
+        `BuildResult.config["engine"]`. `directory` is private to the call until it returns;
         `progress(stage, fraction)` may be called from any thread. Raises `InvalidModel` for a
-        checkpoint or limits it cannot serve.
+        checkpoint, limits or options it cannot serve.
         """
         ...
 

@@ -59,11 +59,14 @@ class PersistentBackend:
         directory: Path,
         *,
         limits: Mapping[str, Any],
+        options: Mapping[str, Any],
         progress: Callable[[str, float], None],
     ) -> BuildResult:
         """Engine files of the CPU engine."""
         engine = self.engines[DEFAULT_BUILD_ENGINE]()
-        result: BuildResult = engine.build(checkpoint, directory, limits=limits, progress=progress)
+        result: BuildResult = engine.build(
+            checkpoint, directory, limits=limits, options=options, progress=progress
+        )
         return result
 
     def runner_command(self, version: ModelVersion, *, threads: int) -> Sequence[str]:

@@ -22,6 +22,7 @@ from blink_server.plugins import load_plugins
 from blink_server.schema_problems import nearest
 
 QUANTIZATIONS: Mapping[str, Bits | None] = {"int4": 4, "int8": 8, "none": None}
+COMPUTES = ("int8", "fp32")
 
 _OPTIONS = (
     click.option(
@@ -40,9 +41,13 @@ _OPTIONS = (
     click.option(
         "--quantize",
         type=click.Choice(list(QUANTIZATIONS)),
-        default="int8",
-        show_default=True,
+        show_default="int8; none with --compute fp32",
         help="What float matrices become; those that a file holds quantized stay as they are.",
+    ),
+    click.option(
+        "--compute",
+        type=click.Choice(COMPUTES),
+        help="What the engine multiplies in: int8 is fast, fp32 exact; else the engine's choice.",
     ),
     click.option(
         "--max-rows",
@@ -78,14 +83,26 @@ class ImportJob:
     name: str
     version: int | None
     repository: Path
-    quantize: str
+    quantize: str | None
+    compute: str | None
     max_rows: int | None
     context_length: int | None
     backend_name: str
 
     @property
+    def bits(self) -> Bits | None:
+        """Of what float matrices become: floats, if they are computed with as such."""
+        chosen = self.quantize or ("none" if self.compute == "fp32" else "int8")
+        return QUANTIZATIONS[chosen]
+
+    @property
     def destination(self) -> Destination:
         return Destination(self.repository, self.name, self.version)
+
+    @property
+    def engine_options(self) -> dict[str, str]:
+        """What is asked of the engine."""
+        return {} if self.compute is None else {"compute": self.compute}
 
     def check(self) -> None:
         """Raise `ModelImportError` for a bad name, an existing version, an unknown backend."""
@@ -105,15 +122,15 @@ class ImportJob:
         backend = load_plugins().backends[self.backend_name]
         asked = {"max_rows": self.max_rows, "context_length": self.context_length}
         limits = {limit: value for limit, value in asked.items() if value is not None}
-        bits = QUANTIZATIONS[self.quantize]
         with _stages(Console(stderr=True)) as stages:
             checkpoint = open_checkpoint(stages.report)
-            quantizing = None if bits is None else QuantizingCheckpoint(checkpoint, bits)
+            quantizing = None if self.bits is None else QuantizingCheckpoint(checkpoint, self.bits)
             written = write_version(
                 quantizing or checkpoint,
                 backend,
                 self.destination,
                 limits=limits,
+                options=self.engine_options,
                 progress=stages.report,
             )
         summary = quantizing.summary() if quantizing else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -26,12 +27,13 @@ def models_group() -> None:
 def pull_command(model: str, name: str | None, **options: Any) -> None:
     """Fetch MODEL, unless it is in the cache, and import it.
 
-    Does nothing where a version of that name was imported from the same file already, unless
-    --version asks for a further one.
+    Does nothing where a version of that name was imported from the same file already, for the
+    same --compute if one is given, unless --version asks for a further one.
     """
     job = ImportJob(name=name or model, **options)
     job.check()
-    if job.version is None and (there := _imported(job.destination, MODELS[model].sha256)):
+    there = _imported(job.destination, MODELS[model].sha256, job.engine_options)
+    if job.version is None and there:
         click.echo(f"{there} is there already")
         return
     click.echo(f"fetching {model}, unless it is in the cache", err=True)
@@ -39,13 +41,16 @@ def pull_command(model: str, name: str | None, **options: Any) -> None:
     job.run(lambda progress: open_gguf(file, progress=progress))
 
 
-def _imported(destination: Destination, sha256: str) -> str | None:
-    """The directory of a version that came from the file with this digest."""
+def _imported(
+    destination: Destination, sha256: str, engine_options: Mapping[str, str]
+) -> str | None:
+    """The directory of a version that came from the file with this digest, for these options."""
     for config in sorted(destination.model_directory.glob("*/config.json")):
         try:
-            found = read_json(config)["source"]["sha256"]
-        except (InvalidModel, LookupError, TypeError):
+            document = read_json(config)
+            found, engine = document["source"]["sha256"], dict(document["engine"])
+        except (InvalidModel, LookupError, TypeError, ValueError):
             continue  # another model's, or damaged: that is for `check` to say
-        if found == sha256:
+        if found == sha256 and engine_options.items() <= engine.items():
             return str(config.parent)
     return None

@@ -71,13 +71,14 @@ def write_version(
     destination: Destination,
     *,
     limits: Mapping[str, int],
+    options: Mapping[str, Any],
     progress: Callable[[str, float], None],
 ) -> WrittenVersion:
     """Build the engine for a checkpoint and write everything a version has.
 
     The files are written and synced in a hidden directory of the repository, checked as the
     server will check them, and renamed into place: a version that can be seen is whole. `limits`
-    holds what the user asks for ("max_rows", "context_length"). `progress` hears of the
+    and `options` hold what the user asks for, as `Backend.build` takes it. `progress` hears of the
     backend's stages and of "write". Raises `ModelImportError` (name, existing version, disk) and
     `InvalidModel` (a checkpoint that the backend cannot serve).
     """
@@ -86,7 +87,9 @@ def write_version(
     with os_errors_named(destination.repository):
         destination.repository.mkdir(parents=True, exist_ok=True)
         with scratch_directory(destination.repository, SCRATCH_PREFIX) as work:
-            built = backend.build(checkpoint, work, limits=limits, progress=progress)
+            built = backend.build(
+                checkpoint, work, limits=limits, options=options, progress=progress
+            )
             progress("write", 0.0)
             _write_files(work, checkpoint, backend.name, built)
             _check_written(work, backend, destination)

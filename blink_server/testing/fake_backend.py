@@ -241,6 +241,7 @@ class FakeBackend:
         directory: Path,
         *,
         limits: Mapping[str, int],
+        options: Mapping[str, Any],
         progress: Callable[[str, float], None],
     ) -> NoReturn:
         """It has no engine files; raises NotImplementedError."""

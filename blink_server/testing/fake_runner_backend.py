@@ -63,6 +63,7 @@ class FakeRunnerBackend:
         directory: Path,
         *,
         limits: Mapping[str, Any],
+        options: Mapping[str, Any],
         progress: Callable[[str, float], None],
     ) -> BuildResult:
         """There is nothing to build: always raises InvalidModel."""

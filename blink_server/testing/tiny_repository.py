@@ -71,6 +71,7 @@ class CheckOnlyBackend:
         directory: Path,
         *,
         limits: Mapping[str, int],
+        options: Mapping[str, Any],
         progress: Callable[[str, float], None],
     ) -> BuildResult:
         raise Unavailable("this backend builds nothing")

@@ -127,6 +127,7 @@ class Engine(Protocol):
         directory: Path,
         *,
         limits: Mapping[str, Any],
+        options: Mapping[str, Any],
         progress: Callable[[str, float], None],
     ) -> BuildResult:
         """Write engine files for a checkpoint, as `Backend.build` says."""

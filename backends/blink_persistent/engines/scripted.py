@@ -100,6 +100,7 @@ class ScriptedEngine:
         directory: Path,
         *,
         limits: Mapping[str, Any],
+        options: Mapping[str, Any],
         progress: Callable[[str, float], None],
     ) -> BuildResult:
         """There is nothing to build: always raises InvalidModel."""

@@ -23,7 +23,7 @@ class Copy:
     """Copies one tensor's bytes."""
     name = "copy"
 
-    def build(self, checkpoint, directory, *, limits, progress):
+    def build(self, checkpoint, directory, *, limits, options, progress):
         norm = checkpoint.tensor("model.norm.weight")
         up = checkpoint.tensor("model.layers.0.mlp.up_proj.weight")
         (directory / "norm.bin").write_bytes(norm.tobytes())
@@ -31,7 +31,7 @@ class Copy:
         return BuildResult(
             files=["norm.bin"],
             config={
-                "engine": {"name": "copy", "file": "norm.bin"},
+                "engine": {"name": "copy", "file": "norm.bin", **options},
                 "limits": {"context_length": 128, "max_rows": 2, **limits},
             },
             graph_grid={"decode": [{"rows": 1}], "prefill": [{"sequences": 1, "tokens": 64}]},
@@ -161,6 +161,12 @@ def directory(tmp_path: Path) -> Path:
         (["--quantize", "int8"], ["quantized 1 float matrices to int8: ", "up_proj comes in 8"]),
         (["--quantize", "int4"], ["quantized 1 float matrices to int4 ", "up_proj comes in 4"]),
         (["--quantize", "none"], ["up_proj comes in float32"]),
+        (["--compute", "fp32"], ["up_proj comes in float32"]),
+        (["--compute", "int8"], ["quantized 1 float matrices to int8: ", "up_proj comes in 8"]),
+        (
+            ["--compute", "fp32", "--quantize", "int4"],
+            ["quantized 1 float matrices to int4 ", "up_proj comes in 4"],
+        ),
     ],
 )
 def test_float_matrices_are_quantized_as_asked_and_the_error_is_told(
@@ -173,9 +179,18 @@ def test_float_matrices_are_quantized_as_asked_and_the_error_is_told(
     assert all(line.startswith(note) for line, note in zip(told, notes, strict=True))
     source = load_model_config(tmp_path / "models" / "tiny" / "1")["source"]
     assert source["file"] == "qwen/model.safetensors"
-    assert source.get("quantized_to_bits") == {"int4": 4, "none": None}.get(
-        arguments[-1] if arguments else "", 8
-    )
+    bits = {"4": 4, "8": 8, "float32": None}[notes[-1].rpartition(" ")[2]]
+    assert source.get("quantized_to_bits") == bits
+
+
+@pytest.mark.parametrize("compute", [None, "int8", "fp32"])
+def test_what_the_engine_is_to_compute_in_reaches_the_backend(
+    tmp_path: Path, file: Path, compute: str | None
+) -> None:
+    arguments = [] if compute is None else ["--compute", compute]
+    assert run(file, tmp_path / "models", *arguments).exception is None
+    engine = load_model_config(tmp_path / "models" / "tiny" / "1")["engine"]
+    assert engine.get("compute") == compute
 
 
 def test_a_hubs_model_is_fetched_by_its_id(

@@ -76,6 +76,18 @@ def test_a_further_version_comes_when_it_is_asked_for_or_the_file_is_another(
     assert asked.stdout.startswith(f"wrote {directory / '7'}\n")
 
 
+def test_the_same_file_is_imported_again_for_another_compute(tmp_path: Path, file: Path) -> None:
+    directory = tmp_path / "models" / MODEL
+    assert pull(tmp_path / "models").stdout.startswith(f"wrote {directory / '1'}\n")
+    exact = pull(tmp_path / "models", "--compute", "fp32")
+    assert exact.stdout.startswith(f"wrote {directory / '2'}\n")
+    assert read_json(directory / "2" / "config.json")["engine"]["compute"] == "fp32"
+    again = pull(tmp_path / "models", "--compute", "fp32")
+    assert again.stdout == f"{directory / '2'} is there already\n"
+    first = pull(tmp_path / "models", "--compute", "int8")
+    assert first.stdout == f"{directory / '1'} is there already\n"
+
+
 def test_what_cannot_be_done_is_said_before_anything_is_fetched(tmp_path: Path, file: Path) -> None:
     file.unlink()
     unknown = pull(tmp_path / "models", model="gpt-5")

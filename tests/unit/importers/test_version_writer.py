@@ -40,6 +40,7 @@ class Builder:
         directory: Path,
         *,
         limits: Mapping[str, int],
+        options: Mapping[str, Any],
         progress: Callable[[str, float], None],
     ) -> BuildResult:
         self.limits = limits
@@ -84,6 +85,7 @@ def write(
         cast(Backend, builder or Builder()),
         destination,
         limits=limits,
+        options={},
         progress=lambda stage, fraction: None,
     ).directory
 

@@ -1,7 +1,8 @@
 """The engine `onnx_cpu`: a decoder graph run by ONNX Runtime on this machine's CPU.
 
 Its options in config.json's "engine", all written by `build`: file, the graph's name in the
-version directory; kv_bytes_per_token, what one entry of one row takes in memory.
+version directory; kv_bytes_per_token, what one entry of one row takes in memory; compute, what the
+graph was built to multiply in, "int8" (the default) or "fp32".
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blink_persistent.engines import EngineShape, Launch, ProvisionLimits
+from blink_persistent.engines.onnx_cpu.metadata import COMPUTES, Compute
 from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, GraphKey
 from blink_server.backend import BuildResult, ModelVersion
 from blink_server.config import load_graph_grid
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
 MODEL_FILE = "model.onnx"
 _DEFAULT_CONTEXT, _DEFAULT_ROWS, _DEFAULT_CHUNK = 2048, 8, 256
-_OPTIONS = ("name", "file", "kv_bytes_per_token")
+_OPTIONS = ("name", "file", "kv_bytes_per_token", "compute")
+_BUILD_OPTIONS = ("compute",)
 
 # Weights are held in the kernels' own order; embeddings and small parts stay beside them.
 _BYTES_PER_FILE_BYTE = 1.5
@@ -100,6 +103,7 @@ class OnnxCpuEngine:
         if type(entry_bytes) is not int or entry_bytes <= 0:
             expected = "must be a whole number above 0, as the import wrote it"
             problems.append(Problem(file, "engine.kv_bytes_per_token", entry_bytes, expected))
+        problems += _compute_problems(file, "engine.compute", options)
         grid = GraphGrid.from_json(load_graph_grid(version.directory))
         if grid.max_sequences != 1:
             file = version.directory / "graph_grid.json"
@@ -122,24 +126,35 @@ class OnnxCpuEngine:
         directory: Path,
         *,
         limits: Mapping[str, Any],
+        options: Mapping[str, Any],
         progress: Callable[[str, float], None],
     ) -> BuildResult:
-        """Write the graph. Raises `InvalidModel` for a checkpoint or limits it cannot serve."""
+        """Write the graph; of the options, `compute` can be asked for.
+
+        Raises `InvalidModel` for a checkpoint, limits or options it cannot serve.
+        """
         from blink_persistent.engines.onnx_cpu.graph import model_shape, write_graph
 
         architecture = checkpoint.architecture
         chosen = _choose_limits(architecture, limits, directory)
+        compute = _choose_compute(options, directory)
         notes: list[str] = []
         # Rotary tables for all that the model was trained for: the limit can be raised later.
         files = write_graph(
             checkpoint,
             directory / MODEL_FILE,
             context_length=architecture.context_length,
+            compute=compute,
             progress=lambda fraction: progress("graph", fraction),
             note=notes.append,
         )
         entry_bytes = model_shape(architecture, architecture.context_length).entry_bytes
-        engine = {"name": "onnx_cpu", "file": MODEL_FILE, "kv_bytes_per_token": entry_bytes}
+        engine = {
+            "name": "onnx_cpu",
+            "file": MODEL_FILE,
+            "kv_bytes_per_token": entry_bytes,
+            "compute": compute,
+        }
         grid = _grid(chosen["max_rows"], chosen["max_prefill_tokens"])
         return BuildResult(files, {"engine": engine, "limits": chosen}, grid.to_json(), notes)
 
@@ -158,6 +173,7 @@ class OnnxCpuEngine:
             raise InvalidModel(list(problems))
         progress("load", 0.0)
         model = load_model(_model_path(version), threads=limits.threads)
+        _require_compute(version, model)
         provisioned = OnnxCpuProvisioned(version, grid, model, limits)
         progress("load", 1.0)
         return provisioned
@@ -166,6 +182,39 @@ class OnnxCpuEngine:
 def _model_path(version: ModelVersion) -> Path:
     name: str = version.config["engine"]["file"]
     return version.directory / name
+
+
+def _compute_problems(file: Path, field: str, options: Mapping[str, Any]) -> list[Problem]:
+    compute = options.get("compute", "int8")
+    if compute in COMPUTES:
+        return []
+    return [Problem(file, field, compute, f"must be one of {', '.join(COMPUTES)}")]
+
+
+def _choose_compute(options: Mapping[str, Any], directory: Path) -> Compute:
+    """What was asked for, or int8."""
+    problems = [
+        Problem(directory, name, options[name], f"this engine is built with {_BUILD_OPTIONS[0]}")
+        for name in options
+        if name not in _BUILD_OPTIONS
+    ]
+    problems += _compute_problems(directory, "compute", options)
+    if problems:
+        raise InvalidModel(problems)
+    compute: Compute = options.get("compute", "int8")
+    return compute
+
+
+def _require_compute(version: ModelVersion, model: LoadedModel) -> None:
+    """Raise `InvalidModel` where config.json asks for another graph than there is."""
+    wanted, built = version.config["engine"].get("compute", "int8"), model.shape.compute
+    if wanted != built:
+        expected = (
+            f"{model.path.name} was built for {built!r}: "
+            f"say so, or import the model again with --compute {wanted}"
+        )
+        file = version.directory / "config.json"
+        raise InvalidModel([Problem(file, "engine.compute", wanted, expected)])
 
 
 def _choose_limits(

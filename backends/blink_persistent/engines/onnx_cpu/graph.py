@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,16 +22,15 @@ import onnx
 from onnx import TensorProto
 
 from blink_persistent.engines.onnx_cpu.checks import refuse_unservable
-from blink_persistent.engines.onnx_cpu.metadata import ModelShape
+from blink_persistent.engines.onnx_cpu.metadata import Compute, ModelShape
 from blink_persistent.engines.onnx_cpu.nodes import CONTRIB, GraphWriter
 from blink_persistent.engines.onnx_cpu.weight_file import WeightFile
 from blink_persistent.engines.onnx_cpu.weights import FloatWeights, Int8Weights, Weights
 from blink_server.importers.checkpoint import Architecture, Checkpoint
 
-WeightKind = Literal["int8", "float32"]
-_WEIGHTS: dict[WeightKind, Callable[[Checkpoint, GraphWriter], Weights]] = {
+_WEIGHTS: dict[Compute, Callable[[Checkpoint, GraphWriter], Weights]] = {
     "int8": Int8Weights,
-    "float32": FloatWeights,
+    "fp32": FloatWeights,
 }
 
 
@@ -41,7 +39,7 @@ def write_graph(
     path: Path,
     *,
     context_length: int,
-    weights: WeightKind = "int8",
+    compute: Compute = "int8",
     progress: Callable[[float], None] = lambda fraction: None,
     note: Callable[[str], None] = lambda line: None,
 ) -> list[str]:
@@ -54,7 +52,7 @@ def write_graph(
         model = build_graph(
             checkpoint,
             context_length=context_length,
-            weights=weights,
+            compute=compute,
             weight_file=weight_file,
             progress=progress,
             note=note,
@@ -67,7 +65,7 @@ def build_graph(
     checkpoint: Checkpoint,
     *,
     context_length: int,
-    weights: WeightKind = "int8",
+    compute: Compute = "int8",
     weight_file: WeightFile | None = None,
     progress: Callable[[float], None] = lambda fraction: None,
     note: Callable[[str], None] = lambda line: None,
@@ -76,16 +74,16 @@ def build_graph(
 
     Large weights go to `weight_file`, where there is one, else into the graph.
 
-    "int8" holds matrices as the checkpoint has them, quantized ones for int8 kernels; "float32"
-    holds all by their values. `note` is told how that was, and how exactly. `context_length` is
-    the largest position + 1 that the graph can rotate. Raises `InvalidModel` for a checkpoint of
-    another architecture, that lacks a tensor or has one that would be ignored, or whose
-    dimensions the kernels cannot work with.
+    `compute` "int8" holds matrices as the checkpoint has them, quantized ones for int8 kernels;
+    "fp32" holds all by their values. `note` is told how that was, and how exactly.
+    `context_length` is the largest position + 1 that the graph can rotate. Raises `InvalidModel`
+    for a checkpoint of another architecture, that lacks a tensor or has one that would be ignored,
+    or whose dimensions the kernels cannot work with.
     """
     refuse_unservable(checkpoint, context_length)
     architecture = checkpoint.architecture
     graph = GraphWriter("decoder", weight_file)
-    matrices = _WEIGHTS[weights](checkpoint, graph)
+    matrices = _WEIGHTS[compute](checkpoint, graph)
     decoder = _Decoder(checkpoint, graph, matrices, context_length)
 
     residual = decoder.embed()
@@ -96,10 +94,12 @@ def build_graph(
     decoder.head(residual, update)
     progress(1.0)
     note(matrices.summary())
-    return graph.finish(model_shape(architecture, context_length).to_metadata())
+    return graph.finish(model_shape(architecture, context_length, compute).to_metadata())
 
 
-def model_shape(architecture: Architecture, context_length: int) -> ModelShape:
+def model_shape(
+    architecture: Architecture, context_length: int, compute: Compute = "int8"
+) -> ModelShape:
     """What the graph of a checkpoint will say of itself."""
     return ModelShape(
         layers=architecture.layers,
@@ -107,6 +107,7 @@ def model_shape(architecture: Architecture, context_length: int) -> ModelShape:
         head_dim=architecture.head_dim,
         vocabulary_size=architecture.vocabulary_size,
         context_length=context_length,
+        compute=compute,
     )
 
 

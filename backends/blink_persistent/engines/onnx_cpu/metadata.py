@@ -6,8 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from blink_server.errors import InvalidModel, Problem
+
+Compute = Literal["int8", "fp32"]
+"""What matrices are multiplied in: `build_graph` says what each means."""
+
+COMPUTES: tuple[Compute, ...] = get_args(Compute)
 
 _KEY = "blink"
 _FORMAT = 1  # of the graph's inputs, outputs and metadata
@@ -15,13 +21,14 @@ _FORMAT = 1  # of the graph's inputs, outputs and metadata
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes that whoever runs the graph must know."""
+    """What whoever runs the graph must know: its sizes, and what it was built for."""
 
     layers: int
     kv_heads: int
     head_dim: int
     vocabulary_size: int
     context_length: int  # the largest that the graph can serve
+    compute: Compute = "int8"  # of graphs that do not say
 
     @property
     def entry_bytes(self) -> int:

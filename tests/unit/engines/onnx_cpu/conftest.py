@@ -18,11 +18,11 @@ def drive(tmp_path: Path) -> Iterator[Callable[..., DrivenDecoder]]:
     opened: list[DrivenDecoder] = []
 
     def build_and_open(
-        checkpoint: MemoryCheckpoint, *, max_rows: int = 1, weights: str = "int8"
+        checkpoint: MemoryCheckpoint, *, max_rows: int = 1, compute: str = "int8"
     ) -> DrivenDecoder:
         path = tmp_path / f"{len(opened)}.onnx"
         context_length = checkpoint.architecture.context_length
-        write_graph(checkpoint, path, context_length=context_length, weights=weights)
+        write_graph(checkpoint, path, context_length=context_length, compute=compute)
         driven = DrivenDecoder(path, max_rows=max_rows)
         opened.append(driven)
         return driven

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from blink_persistent import _native
@@ -18,10 +19,12 @@ from blink_persistent.engines.onnx_cpu.engine import OnnxCpuEngine, OnnxCpuProvi
 from blink_persistent.graph_grid import GraphGrid, default_grid
 from blink_persistent.ring import Ring, SlotState, create_ring_memory, unpack_status
 from blink_persistent.samplers.default import DefaultSampler
+from blink_persistent.testing.driven_decoder import DrivenDecoder
 from blink_persistent.testing.scripted_request import ScriptedRequest
 from blink_server.backend import ModelVersion
 from blink_server.config import load_graph_grid, load_model_config
 from blink_server.errors import InvalidModel
+from blink_server.testing.llama_reference import forward
 from blink_server.testing.memory_checkpoint import random_checkpoint, tiny_architecture
 
 LIMITS = {"max_rows": 3, "context_length": 64, "max_prefill_tokens": 16}
@@ -33,9 +36,13 @@ def _ignore(stage: str, fraction: float) -> None:
     pass
 
 
-def _build(directory: Path, limits: dict[str, int] | None = None) -> ModelVersion:
+def _build(directory: Path, limits: dict[str, int] | None = None, **options: Any) -> ModelVersion:
     built = OnnxCpuEngine().build(
-        CHECKPOINT, directory, limits=LIMITS if limits is None else limits, progress=_ignore
+        CHECKPOINT,
+        directory,
+        limits=LIMITS if limits is None else limits,
+        options=options,
+        progress=_ignore,
     )
     assert [file.name for file in directory.iterdir()] == built.files
     config = {"backend": "blink_persistent", "eos_token_ids": [], **built.config}
@@ -172,6 +179,63 @@ def test_the_estimate_counts_full_slabs_and_weights(version: ModelVersion):
     assert engine.estimate(version) == before + row_bytes
 
 
+def _logits(version: ModelVersion) -> np.ndarray:
+    driven = DrivenDecoder(version.directory / "model.onnx")
+    logits = driven.prefill(0, range(10, 30))
+    driven.decoder.close()
+    return logits
+
+
+def test_a_version_is_computed_as_asked_for_at_its_build(tmp_path: Path):
+    versions = {}
+    for compute in ("int8", "fp32"):
+        (tmp_path / compute).mkdir()
+        version = versions[compute] = _build(tmp_path / compute, compute=compute)
+        assert version.config["engine"]["compute"] == compute
+        _provision(version).close()
+    weights = {name: each.astype(np.float64) for name, each in CHECKPOINT.dequantized().items()}
+    exact = forward(CHECKPOINT.architecture, weights, list(range(10, 30))).logits[-1]
+    assert np.abs(_logits(versions["fp32"]) - exact).max() < 2e-5
+    assert np.abs(_logits(versions["int8"]) - exact).max() > 1e-3
+
+
+@pytest.mark.parametrize(("built", "wanted"), [("int8", "fp32"), ("fp32", "int8")])
+def test_a_graph_built_for_another_compute_is_refused(tmp_path: Path, built: str, wanted: str):
+    version = _build(tmp_path, compute=built)
+    version.config["engine"]["compute"] = wanted
+    said = rf"config\.json: engine\.compute: is '{wanted}'; model\.onnx was built for '{built}'"
+    with pytest.raises(InvalidModel, match=said):
+        _provision(version)
+
+
+def test_a_version_that_does_not_say_is_int8(version: ModelVersion, tmp_path: Path):
+    del version.config["engine"]["compute"]
+    _provision(version).close()
+    (tmp_path / "exact").mkdir()
+    exact = _build(tmp_path / "exact", compute="fp32")
+    del exact.config["engine"]["compute"]
+    with pytest.raises(InvalidModel, match=r"engine\.compute: is 'int8'"):
+        _provision(exact)
+
+
+def test_a_graph_from_before_compute_was_written_down_is_int8(version: ModelVersion):
+    path = version.directory / "model.onnx"
+    graph = onnx.load(path, load_external_data=False)
+    (entry,) = graph.metadata_props
+    description = json.loads(entry.value)
+    assert description.pop("compute") == "int8"
+    entry.value = json.dumps(description)
+    onnx.save(graph, path)
+    _provision(version).close()
+
+
+@pytest.mark.parametrize("options", [{"compute": "fp16"}, {"threads": 2}])
+def test_options_that_no_graph_is_built_with_are_refused(tmp_path: Path, options: dict[str, Any]):
+    with pytest.raises(InvalidModel, match=next(iter(options))):
+        _build(tmp_path, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_config_without_the_graphs_name_says_so(version: ModelVersion):
     del version.config["engine"]["file"]
     (problem,) = OnnxCpuEngine().check(version)
@@ -184,6 +248,7 @@ def test_a_config_without_the_graphs_name_says_so(version: ModelVersion):
         ({"thread": 4}, "engine.thread"),
         ({"kv_bytes_per_token": "many"}, "engine.kv_bytes_per_token"),
         ({"kv_bytes_per_token": 0}, "engine.kv_bytes_per_token"),
+        ({"compute": "float32"}, "engine.compute"),
     ],
 )
 def test_wrong_options_are_named(version: ModelVersion, options: dict[str, Any], field: str):

@@ -45,7 +45,9 @@ HUGGING_FACE: dict[str, tuple[str, dict[str, Any]]] = {
 def _logits(checkpoint: Checkpoint, directory: Path) -> np.ndarray:
     """After the prompt and each token of the continuation, from the files that `build` writes."""
     directory.mkdir()
-    OnnxCpuEngine().build(checkpoint, directory, limits={}, progress=lambda stage, fraction: None)
+    OnnxCpuEngine().build(
+        checkpoint, directory, limits={}, options={}, progress=lambda stage, fraction: None
+    )
     driven = DrivenDecoder(directory / MODEL_FILE)
     logits = [driven.prefill(0, PROMPT)]
     logits += [driven.decode({0: token})[0] for token in CONTINUATION]

@@ -61,7 +61,7 @@ def _follow(driven: Any) -> list[np.ndarray]:
 @pytest.mark.parametrize("bits", [None, 4])
 def test_float_graph_equals_the_reference(drive: Any, name: str, bits: int | None):
     checkpoint = _checkpoint(name, bits)
-    driven = drive(checkpoint, weights="float32")
+    driven = drive(checkpoint, compute="fp32")
     logits = _follow(driven)
 
     sequence = PROMPT + CONTINUATION

@@ -9,7 +9,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from blink_persistent.engines.onnx_cpu.graph import WeightKind, write_graph
+from blink_persistent.engines.onnx_cpu.graph import write_graph
+from blink_persistent.engines.onnx_cpu.metadata import Compute
 from blink_persistent.engines.onnx_cpu.weight_file import WeightFile
 from blink_persistent.testing.driven_decoder import DrivenDecoder
 from blink_server.testing.memory_checkpoint import random_checkpoint, tiny_architecture
@@ -17,9 +18,9 @@ from blink_server.testing.memory_checkpoint import random_checkpoint, tiny_archi
 LARGE = tiny_architecture(hidden_size=256, intermediate_size=512, vocabulary_size=500)
 
 
-@pytest.mark.parametrize("weights", ["int8", "float32"])
+@pytest.mark.parametrize("compute", ["int8", "fp32"])
 def test_a_graph_computes_the_same_wherever_its_weights_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: WeightKind
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compute: Compute
 ):
     checkpoint = random_checkpoint(LARGE, bits=4)
     logits = []
@@ -27,7 +28,7 @@ def test_a_graph_computes_the_same_wherever_its_weights_are(
         monkeypatch.setattr("blink_persistent.engines.onnx_cpu.weight_file._SMALLEST", smallest)
         path = tmp_path / name / "model.onnx"
         path.parent.mkdir()
-        files = write_graph(checkpoint, path, context_length=16, weights=weights)
+        files = write_graph(checkpoint, path, context_length=16, compute=compute)
         assert sorted(files) == sorted(file.name for file in path.parent.iterdir())
         assert ("model.onnx.data" in files) is (name == "apart")
         driven = DrivenDecoder(path)
