@@ -82,3 +82,8 @@ def test_lanes_neither_race_nor_matter(build: Build, rows: str) -> None:
 
 def test_a_launch_that_fails_ends_its_requests(build: Build) -> None:
     run(build("launch_failure", "address"))
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_graphs_that_a_host_drives(build: Build, sanitizer: str) -> None:
+    assert "right" in run(build("host_driven", sanitizer))

@@ -1,17 +1,15 @@
-// The scheduler on a host: its memory, its thread, and the mailbox to the engine thread.
+// An engine on a host: its step buffers, its tables, and its scheduler with the mailbox between them.
 #pragma once
-
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "port_host.h"
+#include "scheduler_thread.h"
 
 namespace blink {
 
@@ -119,49 +117,22 @@ struct Doorbells {
 
 class HostScheduler {
   public:
-    static constexpr int kIdleWaitMs = 100;  // the longest silence of the heartbeat
-    static constexpr int kBusyWaitMs = 5;    // between scans while a step runs and nobody rings
-
     HostScheduler(void* ring_memory, const EngineTables& engine, Doorbells bells, uint32_t trace_capacity)
-        : engine_(engine), ring_(view_ring(ring_memory)), bells_(std::move(bells)), port_(mailbox_, bells_.ranges) {
-        const uint64_t bytes = lay_out_state(nullptr, ring_.slot_count, engine_, trace_capacity);
-        memory_.resize((bytes + 63) / 64);
-        lay_out_state(memory_.front().bytes, ring_.slot_count, engine_, trace_capacity);
-        initialize_state(state(), engine_);
-        scheduler_.emplace(port_, ring_, engine_, state(), &control_);
-        HostPort::store_release(&ring_.header->accepting, 1u);
-    }
+        : thread_(ring_memory, engine, bells.scheduler, HostPort(mailbox_, std::move(bells.ranges)), trace_capacity) {}
 
     ~HostScheduler() { stop(); }
     HostScheduler(const HostScheduler&) = delete;
     HostScheduler& operator=(const HostScheduler&) = delete;
 
-    // One pass on the calling thread, for tests; not while the thread runs.
-    Outcome pass() { return scheduler_->pass(); }
-
-    // Runs passes on a thread of its own until stop(), parking and resuming on command.
-    void start() {
-        if (stopped_ || thread_.joinable()) throw std::logic_error("the scheduler runs already, or was stopped");
-        thread_ = std::thread([this] { run(); });
-    }
-
-    void command(Command command) {
-        HostPort::store_release(&control_.command, static_cast<uint32_t>(command));
-        ring_bell(bells_.scheduler);
-    }
-
-    // From here on newly claimed submits end with reason CLOSED.
-    void close() {
-        HostPort::store_release(&control_.close, 1u);
-        ring_bell(bells_.scheduler);
-    }
+    Outcome pass() { return thread_.pass(); }
+    void start() { thread_.start(); }
+    void command(Command command) { thread_.command(command); }
+    void close() { thread_.close(); }
 
     // Stops between two steps, joins the thread, then releases a waiting engine thread, which must
     // serve until then: a step in flight is waited for. Uses the doorbells for the last time.
     void stop() {
-        if (std::exchange(stopped_, true)) return;
-        command(Command::kStop);
-        if (thread_.joinable()) thread_.join();
+        thread_.stop();
         mailbox_.close();
     }
 
@@ -170,63 +141,19 @@ class HostScheduler {
 
     // The running graph has ended; `error` is not 0 where it failed as a whole.
     void complete(Phase phase, uint32_t error) {
-        const PhaseBuffers& step = engine_.buffers[static_cast<uint32_t>(phase)];
+        const PhaseBuffers& step = engine().buffers[static_cast<uint32_t>(phase)];
         HostPort::store(step.error, error);
         HostPort::store_release(step.completion, *step.completion + 1);
-        ring_bell(bells_.scheduler);
+        thread_.wake();
     }
 
-    SchedulerCondition condition() const {
-        return static_cast<SchedulerCondition>(HostPort::load_acquire(&ring_.header->condition));
-    }
-    const EngineTables& engine() const { return engine_; }
-    SchedulerState& state() { return *reinterpret_cast<SchedulerState*>(memory_.front().bytes); }
+    SchedulerCondition condition() const { return thread_.condition(); }
+    const EngineTables& engine() const { return thread_.engine(); }
+    SchedulerState& state() { return thread_.state(); }
 
   private:
-    struct alignas(64) Line {
-        uint8_t bytes[64];
-    };
-
-    void announce(SchedulerCondition condition) {
-        HostPort::store_release(&ring_.header->condition, static_cast<uint32_t>(condition));
-    }
-
-    void run() {
-        announce(SchedulerCondition::kRunning);
-        for (;;) {
-            switch (scheduler_->pass()) {
-                case Outcome::kProgress:
-                case Outcome::kRelaunch:  // on a host the same instance goes on
-                    break;
-                case Outcome::kBusy: wait_for_bell(bells_.scheduler, kBusyWaitMs); break;
-                case Outcome::kIdle: wait_for_bell(bells_.scheduler, kIdleWaitMs); break;
-                case Outcome::kPark: park(); break;
-                case Outcome::kStop: announce(SchedulerCondition::kStopped); return;
-                case Outcome::kFailed: announce(SchedulerCondition::kFailed); return;
-            }
-        }
-    }
-
-    void park() {
-        HostPort::store(&ring_.header->parks, ring_.header->parks + 1);
-        announce(SchedulerCondition::kParked);
-        while (HostPort::load_acquire(&control_.command) == static_cast<uint32_t>(Command::kPark)) {
-            wait_for_bell(bells_.scheduler, kIdleWaitMs);
-            HostPort::store(&ring_.header->heartbeat_ns, HostPort::now_ns());
-        }
-        announce(SchedulerCondition::kRunning);
-    }
-
-    EngineTables engine_;
-    RingView ring_;
-    Doorbells bells_;
     LaunchMailbox mailbox_;
-    HostPort port_;
-    ControlWords control_{static_cast<uint32_t>(Command::kRun), 0};
-    std::vector<Line> memory_;
-    std::optional<Scheduler<HostPort>> scheduler_;
-    std::thread thread_;
-    bool stopped_ = false;
+    SchedulerThread<HostPort> thread_;
 };
 
 }  // namespace blink

@@ -1,4 +1,4 @@
-// The scheduler's port for a host: one lane, an engine thread behind a mailbox, eventfds.
+// The scheduler's port for an engine on a host: one lane, an engine thread behind a mailbox, eventfds.
 #pragma once
 
 #include <poll.h>
@@ -72,10 +72,10 @@ class LaunchMailbox {
     bool closed_ = false;
 };
 
-class HostPort {
+// What ports on a host have in common: one lane, atomics, the clock, eventfds.
+class HostPrimitives {
   public:
-    HostPort(LaunchMailbox& mailbox, std::vector<int> notify_fds)
-        : mailbox_(mailbox), notify_fds_(std::move(notify_fds)) {}
+    explicit HostPrimitives(std::vector<int> notify_fds) : notify_fds_(std::move(notify_fds)) {}
 
     static constexpr bool kNotifies = true;
     static constexpr uint32_t lane() { return 0; }
@@ -108,16 +108,9 @@ class HostPort {
         std::atomic_ref(*word).store(value, std::memory_order_relaxed);
     }
 
-    static void release() {}  // the mailbox's lock releases
-
-    LaunchResult launch(uint32_t graph) {
-        mailbox_.put(graph);
-        return LaunchResult::kLaunched;
-    }
-
+    static void release() {}  // what launches a graph releases
     static uint64_t now_ns() { return monotonic_ns(); }
-    static uint32_t scan_share(uint32_t slots) { return slots; }
-    static void rest(uint64_t) {}  // between passes its thread waits for a bell
+    static void rest(uint64_t) {}  // between passes its thread waits
     static void stamp(Moment) {}
 
     void notify(uint32_t range) {
@@ -125,8 +118,33 @@ class HostPort {
     }
 
   private:
-    LaunchMailbox& mailbox_;
     std::vector<int> notify_fds_;
+};
+
+// Beyond scheduler.h's list, what the scheduler's thread (scheduler_thread.h) asks of its port:
+//
+//   begin()           called once on that thread, before the first pass
+//   await_step(bell)  a graph runs: waits until another pass may find something to do
+//   error()           a launch or a wait failed for good: its number, to be shown; else 0
+class HostPort : public HostPrimitives {
+  public:
+    static constexpr int kBusyWaitMs = 5;  // between scans while a step runs and nobody rings
+
+    HostPort(LaunchMailbox& mailbox, std::vector<int> notify_fds)
+        : HostPrimitives(std::move(notify_fds)), mailbox_(mailbox) {}
+
+    LaunchResult launch(uint32_t graph) {
+        mailbox_.put(graph);
+        return LaunchResult::kLaunched;
+    }
+
+    static uint32_t scan_share(uint32_t slots) { return slots; }
+    static void begin() {}
+    static void await_step(int doorbell) { wait_for_bell(doorbell, kBusyWaitMs); }
+    static uint32_t error() { return 0; }
+
+  private:
+    LaunchMailbox& mailbox_;
 };
 
 }  // namespace blink
