@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from blink_server.backend import Backend
+from blink_server.backend import Backend, ModelVersion
 from blink_server.catalog import Catalog, ServerState
 from blink_server.control_server import Peer
 from blink_server.messages import CatalogEntry, EndpointKey, RegisterRunner, Stop
 from blink_server.repository.admission import Admission
+from blink_server.repository.cpu_threads import cpu_threads, usable_cores
 from blink_server.repository.harness import Harness, State
 from blink_server.repository.policy import Generation, Load, VersionKey, next_actions
 from blink_server.repository.runner_process import RunnerProcess
@@ -46,6 +46,7 @@ class Manager:
             loading=asyncio.Semaphore(self._limits.parallel_loads),
             publish=self.publish,
             released=lambda runner: catalog.released(runner.key),
+            threads=self._threads,
         )
         self._supervisors: dict[Generation, Supervisor] = {}
         self._tasks: dict[Generation, asyncio.Task[None]] = {}
@@ -198,13 +199,19 @@ class Manager:
             harness,
             self._around,
             backend=self._backends[str(wanted.version.config["backend"])],
-            threads=_threads_each(len(self._wanted)),
             next_epoch=lambda: self._next_epoch(key),
             inherited=inherited,
         )
         harness.observe(self._changed)
         self._supervisors[generation] = supervisor
         self._tasks[generation] = asyncio.create_task(self._run(generation), name=str(key))
+
+    def _threads(self, version: ModelVersion) -> int:
+        """CPU threads for a load that begins now; what is loaded keeps those it has."""
+        served = [each.version for each in self._wanted.values()]
+        held = (s.wanted for s in self._supervisors.values() if s.wanted.key.model in self._held)
+        served += [each.version for each in held]
+        return cpu_threads(version, served, cores=usable_cores())
 
     def _next_epoch(self, key: VersionKey) -> int:
         self._epochs[key] = self._epochs.get(key, 0) + 1
@@ -227,10 +234,6 @@ class Manager:
         log.log(level, "%s:%d %s%s", harness.model, harness.version, harness.state, reason)
         # What is READY now may let an older version go; an observer must not do that itself.
         self._act_soon()
-
-
-def _threads_each(versions: int) -> int:
-    return max(1, len(os.sched_getaffinity(0)) // max(1, versions))
 
 
 def _invalid_entry(invalid: InvalidVersion) -> CatalogEntry:

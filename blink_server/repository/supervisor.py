@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from blink_server.backend import Backend, Endpoint
+from blink_server.backend import Backend, Endpoint, ModelVersion
 from blink_server.errors import BlinkError
 from blink_server.messages import CatalogEntry, Ready
 from blink_server.repository.admission import Admission
@@ -57,7 +57,8 @@ class Surroundings:
     """What the supervisors of one server share.
 
     `publish` tells the workers what has changed; `released` waits until no worker holds that
-    runner's endpoint; `loading` is held during a load.
+    runner's endpoint; `loading` is held during a load; `threads` tells the CPU threads that a
+    version may have, if it is loaded now.
     """
 
     runtime: RuntimeDirectory
@@ -66,6 +67,7 @@ class Surroundings:
     loading: asyncio.Semaphore
     publish: Callable[[], Awaitable[None]]
     released: Callable[[RunnerProcess], Awaitable[None]]
+    threads: Callable[[ModelVersion], int]
 
 
 class Supervisor:
@@ -78,7 +80,6 @@ class Supervisor:
         around: Surroundings,
         *,
         backend: Backend,
-        threads: int,
         next_epoch: Callable[[], int],
         inherited: RunnerProcess | None = None,
     ) -> None:
@@ -88,7 +89,6 @@ class Supervisor:
         self._around = around
         self._limits = around.limits
         self._backend = backend
-        self._threads = threads
         self._next_epoch = next_epoch
         self._endpoint: Endpoint | None = None
         self._leaving = asyncio.Event()
@@ -200,7 +200,7 @@ class Supervisor:
         version, generation = self.wanted.version, self.wanted.generation
         if refusal := self._around.admission.admit(generation, self._backend.estimate(version)):
             raise MemoryRefusedError(refusal)
-        argv = self._backend.runner_command(version, threads=self._threads)
+        argv = self._backend.runner_command(version, threads=self._around.threads(version))
         return await RunnerProcess.start(
             self.wanted, self.harness.epoch, argv, self._around.runtime
         )

@@ -44,6 +44,7 @@ class FakeRunnerBackend:
 
     def __init__(self, memory_bytes: int = 1 << 20) -> None:
         self._memory_bytes = memory_bytes
+        self.threads: dict[str, int] = {}  # given at the last start of each version's runner
 
     def check(self, version: ModelVersion) -> Sequence[Problem]:
         """Refuses a `fake.json` that the runner cannot read."""
@@ -71,6 +72,7 @@ class FakeRunnerBackend:
 
     def runner_command(self, version: ModelVersion, *, threads: int) -> Sequence[str]:
         """The fake runner, by this interpreter."""
+        self.threads[version.key] = threads
         return [sys.executable, "-m", "blink_server.testing.fake_runner"]
 
     async def connect(self, version: ModelVersion, endpoint: Endpoint) -> Session:

@@ -68,14 +68,16 @@ class Rig:
     catalog: Watched
     manager: Manager
     control: ControlServer
+    backend: FakeRunnerBackend
 
     @classmethod
     async def start(cls, path: Path, limits: Limits = FAST, memory: int = 1 << 30) -> Rig:
         """Begin without any model; `memory` bytes are for versions, of which each takes 1 MiB."""
         runtime = open_runtime_directory(path / "run")
         catalog = Watched()
+        backend = FakeRunnerBackend()
         manager = Manager(
-            {"fake": FakeRunnerBackend()},
+            {"fake": backend},
             catalog,
             runtime,
             limits=limits,
@@ -86,7 +88,7 @@ class Rig:
             on_runner=manager.runner_connected,
             on_worker=catalog.serve_worker,
         )
-        return cls(path, runtime, catalog, manager, control)
+        return cls(path, runtime, catalog, manager, control, backend)
 
     async def apply(self, *wanted: WantedVersion, invalid: tuple[InvalidVersion, ...] = ()) -> None:
         """The first wanted set of a server."""

@@ -83,6 +83,22 @@ async def test_a_version_that_does_not_fit_is_refused_and_starts_nothing(short_p
     await rig.close()
 
 
+async def test_cores_are_shared_by_what_is_wanted_when_each_is_loaded(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)))
+    first, second = rig.wanted("first"), rig.wanted("second")
+    await rig.apply(first)
+    await rig.manager.settled()
+    assert rig.backend.threads == {"first:1": 12}
+    await rig.want(first, second)
+    await rig.manager.settled()
+    assert rig.backend.threads == {"first:1": 12, "second:1": 6}
+    os.kill(rig.runner().pid, signal.SIGKILL)
+    await rig.catalog.entry("READY", key="first:1", epoch=2)
+    assert rig.backend.threads == {"first:1": 6, "second:1": 6}
+
+
 async def test_one_broken_version_does_not_keep_others_from_serving(rig: Rig) -> None:
     invalid = InvalidVersion(VersionKey("bad", 2), rig.path, "config.json: is missing")
     await rig.apply(rig.wanted("good"), rig.wanted("exits", exit_code=1), invalid=(invalid,))
