@@ -18,6 +18,7 @@ _TYPES = {
     "string": "a string",
     "integer": "a whole number",
     "number": "a number",
+    "boolean": "true or false",
     "null": "null",
 }
 

@@ -69,7 +69,7 @@ class Ring:
 class HostEngine:
     def arrays(self, phase: int) -> dict[str, NDArray[numpy.int32]]: ...
 
-def make_engine(*, graphs: Sequence[tuple[int, int, int]], decode_lookup: Sequence[int], prefill_lookup: Sequence[int], eos_token_ids: Sequence[int], max_rows: int, max_sequences: int, max_prefill_tokens: int, token_granularity: int, context_length: int, vocabulary_size: int, block_size: int, block_count: int, max_blocks: int, rows_movable: bool) -> HostEngine: ...
+def make_engine(*, graphs: Sequence[tuple[int, int, int]], decode_lookup: Sequence[int], prefill_lookup: Sequence[int], eos_token_ids: Sequence[int], max_rows: int, max_sequences: int, max_prefill_tokens: int, token_granularity: int, context_length: int, vocabulary_size: int, block_size: int, block_count: int, max_blocks: int, rows_movable: bool, deterministic: bool = False) -> HostEngine: ...
 
 class HostSampler:
     def __init__(self, engine: HostEngine) -> None: ...
@@ -81,7 +81,7 @@ class HostSampler:
 class ScriptedRule:
     def __init__(self, vocabulary_size: int, eos_token_id: int, eos_every: int) -> None: ...
 
-def scripted_continuation(rule: ScriptedRule, prompt: Sequence[int], count: int, min_tokens: int = 0) -> list[int]:
+def scripted_continuation(rule: ScriptedRule, prompt: Sequence[int], count: int, min_tokens: int = 0, tells_phases: bool = False) -> list[int]:
     """
     The tokens that the scripted rule gives after a prompt, computed plainly; goes on past end-of-sequence.
     """
@@ -100,6 +100,12 @@ class ScriptedEngine:
 
     @poison_token.setter
     def poison_token(self, arg: int, /) -> None: ...
+
+    @property
+    def tells_phases(self) -> bool: ...
+
+    @tells_phases.setter
+    def tells_phases(self, arg: bool, /) -> None: ...
 
     def step(self, phase: int, sequences: int, tokens: int) -> None: ...
 

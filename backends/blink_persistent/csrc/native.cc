@@ -62,6 +62,33 @@ class Ring {
         }
     }
 
+    // Copies the words of slots [first, first + len(out)) into out, uint32 [n, 4]; what a submit
+    // announces may be read afterwards.
+    void read_words(uint32_t first, nb::ndarray<uint32_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu> out) {
+        if (first + out.shape(0) > view_.slot_count) throw nb::index_error("slots beyond the ring");
+        for (uint32_t i = 0; i < out.shape(0); ++i) {
+            FrontendWords& words = view_.words[first + i];
+            out(i, 0) = HostPort::load_acquire(&words.submit);
+            out(i, 1) = HostPort::load_acquire(&words.release);
+            out(i, 2) = HostPort::load_acquire(&words.cancel);
+            out(i, 3) = 0;
+        }
+    }
+
+    // Shows statuses, uint64 [n, 2], that were read in another memory: after everything written
+    // before the call, ticket and epoch before the state word.
+    void publish(nb::ndarray<uint32_t, nb::shape<-1>, nb::c_contig, nb::device::cpu> slots,
+                 nb::ndarray<uint64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> statuses) {
+        if (slots.shape(0) != statuses.shape(0)) throw std::invalid_argument("publish: as many statuses as slots");
+        for (size_t i = 0; i < slots.shape(0); ++i) {
+            check(slots(i));
+            SlotStatus& status = view_.status[slots(i)];
+            HostPort::store_release(&status.ticket, static_cast<uint32_t>(statuses(i, 0)));
+            HostPort::store_release(&status.epoch, static_cast<uint32_t>(statuses(i, 0) >> 32));
+            HostPort::store_release(&status.word, statuses(i, 1));
+        }
+    }
+
     void* memory() { return memory_.data(); }
     const RingView& view() const { return view_; }
 
@@ -85,7 +112,7 @@ HostEngine* make_engine(const std::vector<std::tuple<uint32_t, uint32_t, uint32_
                         std::vector<int32_t> eos_token_ids, uint32_t max_rows, uint32_t max_sequences,
                         uint32_t max_prefill_tokens, uint32_t token_granularity, uint32_t context_length,
                         uint32_t vocabulary_size, uint32_t block_size, uint32_t block_count, uint32_t max_blocks,
-                        bool rows_movable) {
+                        bool rows_movable, bool deterministic) {
     auto engine = std::make_unique<HostEngine>();
     for (const auto& [phase, sequences, tokens] : graphs)
         engine->graphs.push_back({static_cast<Phase>(phase), sequences, tokens});
@@ -103,6 +130,7 @@ HostEngine* make_engine(const std::vector<std::tuple<uint32_t, uint32_t, uint32_
     t.block_count = block_count;
     t.max_blocks = max_blocks;
     t.rows_movable = rows_movable;
+    t.deterministic = deterministic;
     engine->finish();
     return engine.release();
 }
@@ -200,18 +228,20 @@ std::vector<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>> drain_trace(Host
 }
 
 std::vector<int32_t> scripted_continuation(const ScriptedRule& rule, const std::vector<int32_t>& prompt, uint32_t count,
-                                           uint32_t min_tokens) {
+                                           uint32_t min_tokens, bool tells_phases) {
     uint64_t hash = 0;
     for (const int32_t token : prompt) hash = scripted_mix(hash, token);
     std::vector<int32_t> tokens;
     while (tokens.size() < count) {
         tokens.push_back(scripted_token(rule, hash, tokens.size() < min_tokens));
-        hash = scripted_mix(hash, tokens.back());
+        hash = scripted_mix(hash, tokens.back() | (tells_phases ? kScriptedDecoded : 0));
     }
     return tokens;
 }
 
 }  // namespace
+
+void bind_host_driven(nb::module_& m);  // native_host_driven.cc
 
 NB_MODULE(_native, m) {
     m.doc() = "The ring, the host scheduler, the scripted engine and the host sampler.";
@@ -250,7 +280,11 @@ NB_MODULE(_native, m) {
         .def("submitted", &Ring::submitted, "slot"_a, "The slot's submit word.")
         .def("accepting", &Ring::accepting)
         .def("status", &Ring::status, "slot"_a, "(ticket, epoch, word) of one slot.")
-        .def("read_statuses", &Ring::read_statuses, "first"_a, "out"_a);
+        .def("read_statuses", &Ring::read_statuses, "first"_a, "out"_a)
+        .def("read_words", &Ring::read_words, "first"_a, "out"_a,
+             "Copy the frontend words of slots [first, first + n) into uint32 [n, 4].")
+        .def("publish", &Ring::publish, "slots"_a, "statuses"_a,
+             "An agent's: write these slots' statuses, each state word last.");
 
     nb::class_<HostEngine>(m, "HostEngine")
         .def(
@@ -259,7 +293,7 @@ NB_MODULE(_native, m) {
     m.def("make_engine", &make_engine, nb::kw_only(), "graphs"_a, "decode_lookup"_a, "prefill_lookup"_a,
           "eos_token_ids"_a, "max_rows"_a, "max_sequences"_a, "max_prefill_tokens"_a, "token_granularity"_a,
           "context_length"_a, "vocabulary_size"_a, "block_size"_a, "block_count"_a, "max_blocks"_a, "rows_movable"_a,
-          nb::rv_policy::take_ownership);
+          "deterministic"_a = false, nb::rv_policy::take_ownership);
 
     nb::class_<BoundSampler>(m, "HostSampler")
         .def(nb::init<HostEngine&>(), "engine"_a, nb::keep_alive<1, 2>())
@@ -271,6 +305,7 @@ NB_MODULE(_native, m) {
     nb::class_<ScriptedRule>(m, "ScriptedRule")
         .def(nb::init<uint32_t, int32_t, uint32_t>(), "vocabulary_size"_a, "eos_token_id"_a, "eos_every"_a);
     m.def("scripted_continuation", &scripted_continuation, "rule"_a, "prompt"_a, "count"_a, "min_tokens"_a = 0,
+          "tells_phases"_a = false,
           "The tokens that the scripted rule gives after a prompt, computed plainly; goes on past end-of-sequence.");
     nb::class_<ScriptedEngine>(m, "ScriptedEngine")
         .def(
@@ -283,6 +318,7 @@ NB_MODULE(_native, m) {
             "step_microseconds", [](ScriptedEngine& e) { return e.step_time.count(); },
             [](ScriptedEngine& e, int64_t us) { e.step_time = std::chrono::microseconds(us); })
         .def_rw("poison_token", &ScriptedEngine::poison_token)
+        .def_rw("tells_phases", &ScriptedEngine::tells_phases)
         .def(
             "step",
             [](ScriptedEngine& e, uint32_t phase, uint32_t sequences, uint32_t tokens) {
@@ -323,4 +359,5 @@ NB_MODULE(_native, m) {
             "complete",
             [](HostScheduler& s, uint32_t phase, uint32_t error) { s.complete(static_cast<Phase>(phase), error); },
             "phase"_a, "error"_a = 0);
+    bind_host_driven(m);
 }

@@ -35,6 +35,7 @@ class EngineShape:
     block_size: int
     block_count: int
     rows_movable: bool
+    deterministic: bool = False
 
     def host_engine(self) -> _native.HostEngine:
         """Step buffers in host memory and the lookup tables. Raises ValueError."""
@@ -54,6 +55,7 @@ class EngineShape:
             block_count=self.block_count,
             max_blocks=-(-self.context_length // self.block_size),
             rows_movable=self.rows_movable,
+            deterministic=self.deterministic,
         )
 
 
@@ -79,11 +81,26 @@ class HostSampling(Protocol):
         ...
 
 
+class DeviceSampling(Protocol):
+    """A sampler bound to an engine's step buffers on a GPU: the last kernel of each graph."""
+
+    def record(self, phase: int, count: int, stream: Any) -> None:
+        """Enqueue it for the first `count` rows of a phase; it counts the step as completed."""
+        ...
+
+
 class Sampler(Protocol):
     """What the hook `blink_samplers` gives, by name."""
 
     def host(self, engine: _native.HostEngine) -> HostSampling:
         """The sampler on a host, for one provisioned engine."""
+        ...
+
+    def device(self, gpu: Any, tables: Any, logits: int) -> DeviceSampling:
+        """The sampler on a `Gpu`, for an engine's `EngineTables` and the logits' address.
+
+        `logits`: float32 [most rows or sequences, vocabulary_size]; a step may change them.
+        """
         ...
 
 

@@ -60,6 +60,7 @@ class ScriptedProvisioned:
             block_size=options.block_size if options.rows_movable else context_length,
             block_count=options.block_count,
             rows_movable=options.rows_movable,
+            deterministic=version.config["deterministic"],
         )
         self.host = self.shape.host_engine()
         rule = _native.ScriptedRule(

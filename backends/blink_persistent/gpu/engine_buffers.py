@@ -25,6 +25,7 @@ class EngineLimits:
     eos_token_ids: tuple[int, ...]
     rows_movable: bool = True
     token_granularity: int = 16
+    deterministic: bool = False
 
     @property
     def max_blocks(self) -> int:
@@ -56,6 +57,7 @@ def allocate_engine(gpu: Gpu, grid: GraphGrid, limits: EngineLimits) -> EngineTa
         block_count=limits.block_count,
         max_blocks=limits.max_blocks,
         rows_movable=limits.rows_movable,
+        deterministic=limits.deterministic,
     )
 
 

@@ -58,6 +58,7 @@ class EngineTables(ctypes.Structure):
         ("block_count", c_uint32),
         ("max_blocks", c_uint32),
         ("rows_movable", c_uint32),
+        ("deterministic", c_uint32),
     ]
 
 

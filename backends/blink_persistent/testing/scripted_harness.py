@@ -47,6 +47,7 @@ class ScriptedHarness:
         self.engine = shape.host_engine()
         self.scripted = _native.ScriptedEngine(self.engine, shape.rule)
         self.scripted.poison_token = shape.poison_token
+        self.scripted.tells_phases = shape.tells_phases
         self.scheduler = _native.HostScheduler(
             self.ring.atomic, self.engine, self.doorbell, self.bells, trace_capacity
         )

@@ -65,7 +65,7 @@ class ScriptedRequest:
         if any(not 0 <= token < shape.vocabulary_size for token in self.prompt):
             return Answer((), Reason.INVALID_RECORD)
         script = _native.scripted_continuation(
-            shape.rule, list(self.prompt), self.max_tokens, self.min_tokens
+            shape.rule, list(self.prompt), self.max_tokens, self.min_tokens, shape.tells_phases
         )
         tokens: list[int] = []
         for token in script:

@@ -13,7 +13,8 @@ MAX_LOGPROBS = 3  # entries of a log-probability record that each slot has room 
 @dataclass(frozen=True, slots=True)
 class ScriptedShape:
     """Limits of the scripted engine and of its ring. Lengths are tokens; `block_size` holds for
-    movable rows, others have one slab of `context_length` each."""
+    movable rows, others have one slab of `context_length` each. With `tells_phases` entries that
+    decode steps computed differ from those by prefill, as a real engine's rounding makes them."""
 
     ranges: int = 1
     slots_per_range: int = 256
@@ -29,6 +30,8 @@ class ScriptedShape:
     eos_token_id: int = 2
     eos_every: int = 0
     poison_token: int = -1
+    tells_phases: bool = False
+    deterministic: bool = False
     epoch: int = 1
 
     @property
@@ -73,4 +76,5 @@ class ScriptedShape:
             block_count=self.block_count if self.rows_movable else 0,
             max_blocks=-(-self.context_length // block_size),
             rows_movable=self.rows_movable,
+            deterministic=self.deterministic,
         )

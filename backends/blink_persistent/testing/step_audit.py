@@ -31,6 +31,7 @@ class StepAudit:
         self._claims = 0
         self.rows: dict[int, int] = {}
         self._decoding: set[int] = set()
+        self._computed: dict[int, int] = {}  # slot -> tokens whose KV entries exist
         self.in_flight: tuple[int, ...] = ()
         self.seen: dict[TraceKind, int] = dict.fromkeys(TraceKind, 0)
 
@@ -103,8 +104,11 @@ class StepAudit:
                 assert step["start_positions"][row] == 0, f"inactive row {row} has a start"
                 assert tables[row, 0] == 0, f"inactive row {row} has a block"
                 continue
-            length = self._tokens(slot)
+            length = self._computed[slot] + 1
+            replays = self._shape.deterministic and length < self._tokens(slot)
+            assert replays or length == self._tokens(slot), f"slot {slot} decodes at {length}"
             assert step["lengths"][row] == length, f"row {row}: length {step['lengths'][row]}"
+            self._computed[slot] = length
             assert step["start_positions"][row] == length - 1
             self._own_blocks(owners, tables[row], slot, length)
         self.in_flight = tuple(sorted(self._decoding))
@@ -119,20 +123,26 @@ class StepAudit:
             if slot in self._decoding:
                 decode_table = self._buffers[DECODE]["block_tables"]
                 table = decode_table.reshape(self._shape.max_rows, -1)[row]
-                self._own_blocks(owners, table, slot, self._tokens(slot) - 1)
+                self._own_blocks(owners, table, slot, self._computed[slot])
         for i, slot in enumerate(slots):
             start, length = int(step["start_positions"][i]), int(step["lengths"][i])
             packed = int(step["cu_seqlens"][i + 1] - step["cu_seqlens"][i])
             assert packed == length - start > 0, (
                 f"slot {slot}: {packed} tokens for {length - start}"
             )
-            total = self._tokens(slot)
+            total = self._prefill_tokens(slot)
             assert packed > 1 or total == 1 or length < total, "a last chunk of one token"
             self._own_blocks(owners, tables[i], slot, length)
+            self._computed[slot] = length
             if length == total:
                 self._decoding.add(slot)
         assert not step["lengths"][sequences : launch.sequences].any(), "padding has a length"
         self.in_flight = tuple(slots)
+
+    def _prefill_tokens(self, slot: int) -> int:
+        if self._shape.deterministic:
+            return int(self._harness.ring.records["prompt_length"][slot])
+        return self._tokens(slot)
 
     def _tokens(self, slot: int) -> int:
         generated = self._harness.status(slot).generated

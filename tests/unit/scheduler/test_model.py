@@ -49,6 +49,9 @@ SHAPES = {
         ranges=RANGES, block_size=1, block_count=70, max_prefill_tokens=16, eos_every=11
     ),
     "NaN": ScriptedShape(ranges=RANGES, max_rows=3, block_count=30, poison_token=50),
+    "deterministic": ScriptedShape(
+        ranges=RANGES, max_rows=5, block_count=20, tells_phases=True, deterministic=True
+    ),
     "one row": ScriptedShape(ranges=RANGES, max_rows=1, max_prefill_tokens=33),
     "fixed rows": ScriptedShape(ranges=RANGES, rows_movable=False, eos_every=11, poison_token=50),
     "fixed, chunked": ScriptedShape(

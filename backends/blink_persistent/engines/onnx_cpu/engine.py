@@ -52,6 +52,7 @@ class OnnxCpuProvisioned:
             block_size=context_length,
             block_count=1,
             rows_movable=False,
+            deterministic=version.config["deterministic"],
         )
         self.host = self.shape.host_engine()
         inputs = {}

@@ -88,6 +88,9 @@ struct EngineTables {
     uint32_t block_count;   // block 0 is the null block; without movable rows unused
     uint32_t max_blocks;    // of one request
     uint32_t rows_movable;  // 0: a row is its own KV memory and a request keeps its row
+    // 1: a resumed request computes its generated tokens anew by decode steps, as at first, so that
+    // its logits stay bit-equal; 0: by prefill, which is faster and rounds otherwise.
+    uint32_t deterministic;
 };
 
 }  // namespace blink

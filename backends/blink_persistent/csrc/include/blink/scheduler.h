@@ -143,6 +143,7 @@ class Scheduler {
     BLINK_DEV Flight prepare_decode();
     BLINK_DEV void fill_prefill(uint32_t sequences);
     BLINK_DEV void fill_decode(uint32_t rows);
+    BLINK_DEV int32_t generated_token(uint32_t slot) const;
     BLINK_DEV void fill_sampling(SamplingRow& row, uint32_t slot) const;
     BLINK_DEV void advance_sampling(SamplingRow& row, const Request& r) const;
     BLINK_DEV void launch(Flight next);

@@ -10,6 +10,11 @@ BLINK_HD inline uint32_t blocks_for(const Request& r, const EngineTables& engine
     return (r.length() + engine.block_size - 1) / engine.block_size;
 }
 
+// Tokens of a request that are computed by prefill.
+BLINK_HD inline uint32_t prefill_length(const Request& r, const EngineTables& engine) {
+    return engine.deterministic != 0 ? r.record.prompt_length : r.length();
+}
+
 // May a prefill start? Conditions (i) and (ii) of the paper: one waits, and a row and the blocks
 // it needs are free. Each row in use keeps a claim to one more block, so that an admission does
 // not cause a preemption at once.
@@ -32,7 +37,7 @@ BLINK_DEV bool Scheduler<Port>::plan_prefill() {
         while (whole && s.plan_count < engine.max_sequences && prefill_waits()) {
             const uint32_t slot = first_waiting();
             const uint32_t budget = engine.max_prefill_tokens - s.plan_tokens;
-            if (budget < request(slot).length() && budget < 2) break;
+            if (budget < prefill_length(request(slot), engine) && budget < 2) break;
             whole = admit(slot);
         }
     }
@@ -71,7 +76,7 @@ BLINK_DEV bool Scheduler<Port>::admit(uint32_t slot) {
 template <class Port>
 BLINK_DEV bool Scheduler<Port>::plan_sequence(uint32_t slot) {
     const Request& r = request(slot);
-    const uint32_t left = r.length() - r.computed;
+    const uint32_t left = prefill_length(r, engine) - r.computed;
     const uint32_t budget = engine.max_prefill_tokens - s.plan_tokens;
     uint32_t tokens = left < budget ? left : budget;
     if (left - tokens == 1 && tokens > 1) tokens -= 1;
@@ -150,14 +155,23 @@ BLINK_DEV void Scheduler<Port>::fill_decode(uint32_t rows) {
     for (uint32_t row = port.row_lane(); row < rows; row += port.lanes()) {
         const uint32_t slot = row < s.row_limit ? s.row_slots[row] : kNoSlot;
         const bool active = slot != kNoSlot && request(slot).decoding;
-        decode.token_ids[row] = active ? request(slot).last_token : 0;
+        const bool replays = active && request(slot).computed + 1 < request(slot).length();
+        decode.token_ids[row] = replays ? generated_token(slot) : active ? request(slot).last_token : 0;
         decode.start_positions[row] = active ? static_cast<int32_t>(request(slot).computed) : 0;
         decode.lengths[row] = active ? static_cast<int32_t>(request(slot).computed + 1) : 0;
-        if (active)
+        if (active && !replays)
             advance_sampling(decode.sampling[row], request(slot));
         else
             decode.sampling[row].flags = 0;
     }
+}
+
+// The generated token that a resumed request computes next.
+template <class Port>
+BLINK_DEV int32_t Scheduler<Port>::generated_token(uint32_t slot) const {
+    const Request& r = request(slot);
+    const uint32_t at = r.record.output_offset + r.computed - r.record.prompt_length;
+    return ring.outputs(ring.range_of(slot))[at];
 }
 
 template <class Port>
@@ -263,12 +277,13 @@ BLINK_DEV void Scheduler<Port>::land() {
             r.ending = Reason::kEngineError;
             port.store(&s.row_ended, true);
         }
-        if (r.computed < r.length()) continue;
+        if (r.computed < prefill_length(r, engine)) continue;
         if (!r.decoding) {
             joined += 1;
             r.decoding = true;
             fill_sampling(buffers(Phase::kDecode).sampling[r.row], slot);
         }
+        if (r.computed < r.length()) continue;  // it still replays what it had generated
         if (r.ending == Reason::kNone) {
             deliver(slot, i, token);
             delivered += r.ending != Reason::kBadToken;

@@ -16,6 +16,8 @@ class ScriptedEngine {
 
     std::chrono::microseconds step_time{0};
     int32_t poison_token = -1;  // a sequence whose last token this is gives NaN logits
+    // Like a real engine's rounding: entries computed by decode differ from those by prefill.
+    bool tells_phases = false;
 
     // Runs one launched graph on its step buffers.
     void step(const GraphKey& key) {
@@ -24,10 +26,11 @@ class ScriptedEngine {
         for (uint32_t i = 0; i < key.sequences; ++i) {
             if (b.lengths[i] == 0) continue;
             const int32_t first = key.phase == Phase::kDecode ? static_cast<int32_t>(i) : b.cu_seqlens[i];
+            const int32_t mark = tells_phases && key.phase == Phase::kDecode ? kScriptedDecoded : 0;
             int32_t last = -1;
             for (int32_t at = b.start_positions[i]; at < b.lengths[i]; ++at) {
                 last = b.token_ids[first + at - b.start_positions[i]];
-                kv_[entry(key.phase, i, at)] = last;
+                kv_[entry(key.phase, i, at)] = last | mark;
             }
             if ((b.sampling[i].flags & kSamplingActive) != 0) choose(key.phase, i, last);
         }

@@ -17,6 +17,7 @@ struct ScriptedRule {
 
 constexpr uint64_t kScriptedSeed = 0x9E3779B97F4A7C15ull;
 constexpr uint32_t kScriptedTopEntries = 20;
+constexpr int32_t kScriptedDecoded = 1 << 30;  // marks an entry that a decode step computed
 
 BLINK_HD inline uint64_t scripted_mix(uint64_t hash, int32_t token) {
     hash ^= static_cast<uint32_t>(token) + kScriptedSeed + (hash << 6) + (hash >> 2);
