@@ -66,6 +66,14 @@ class Ring:
 
     def read_statuses(self, first: int, out: Annotated[NDArray[numpy.uint64], dict(shape=(None, 2), order='C', device='cpu')]) -> None: ...
 
+    def read_words(self, first: int, out: Annotated[NDArray[numpy.uint32], dict(shape=(None, 4), order='C', device='cpu')]) -> None:
+        """
+        Copy the frontend words of slots [first, first + n) into uint32 [n, 4].
+        """
+
+    def publish(self, slots: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu')], statuses: Annotated[NDArray[numpy.uint64], dict(shape=(None, 2), order='C', device='cpu')]) -> None:
+        """An agent's: write these slots' statuses, each state word last."""
+
 class HostEngine:
     def arrays(self, phase: int) -> dict[str, NDArray[numpy.int32]]: ...
 
@@ -132,3 +140,25 @@ class HostScheduler:
         """(graph, phase, sequences, tokens), or None."""
 
     def complete(self, phase: int, error: int = 0) -> None: ...
+
+CUDA_CALLS: tuple = ...
+
+class HostDrivenScheduler:
+    def __init__(self, ring: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], engine: HostEngine, *, driver: Sequence[int], context: int, stream: int, graphs: Sequence[int], device_buffers: Sequence[Sequence[int]], host_buffers: Sequence[Sequence[int]], polls: bool, doorbell: int, notify: Sequence[int], trace_capacity: int = 0) -> None:
+        """
+        A scheduler over a ring in host memory and an engine's graphs on a GPU. `driver` has the addresses of
+        the functions named in CUDA_CALLS; the buffers are a PhaseBuffers's addresses for each phase.
+        """
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def command(self, command: int) -> None: ...
+
+    def close(self) -> None: ...
+
+    def condition(self) -> int: ...
+
+    def drain_trace(self) -> list[tuple[int, int, int, int]]:
+        """Events since the last call; not while the thread runs."""
