@@ -1,0 +1,85 @@
+"""The agent process: `python -m blink_persistent.agent --runner SOCKET --serve SOCKET`.
+
+It attaches to the runner's offer, takes back what an earlier agent left in the ring, and leases
+the mirror to workers as a runner would. It prints one JSON line once they may connect:
+{"type": "serving", "socket": path}. It ends when the runner is gone, or on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from blink_persistent.agent.agent import Agent
+from blink_persistent.agent.attach import attach, open_port
+from blink_persistent.agent.lines import LineSocket
+from blink_server.errors import BlinkError
+
+log = logging.getLogger(__name__)
+
+
+def serve(runner: str, socket_path: Path, stop: int) -> None:
+    """Serve until `stop` is readable or the runner is gone. Raises BlinkError."""
+    with contextlib.ExitStack() as held:
+        link, offer, descriptors = attach(runner)
+        held.callback(link.close)
+        for fd in descriptors:
+            held.callback(os.close, fd)
+        port = open_port(offer, descriptors)
+        # The runner admits one agent at a time, so a socket that is there is a dead one's.
+        socket_path.unlink(missing_ok=True)
+
+        def say() -> None:
+            print(json.dumps({"type": "serving", "socket": str(socket_path)}), flush=True)
+
+        agent = Agent(port, socket_path, offer["limits"], on_serving=say)
+        try:
+            _serve(agent, link, stop)
+        finally:
+            agent.close()
+            with contextlib.suppress(OSError):  # the runner is gone: it needs not be told
+                link.send({"type": "detach"})
+
+
+def _serve(agent: Agent, link: LineSocket, stop: int) -> None:
+    while stop not in agent.run([stop, link.fileno()]):
+        for message in link.messages():
+            if message.get("type") == "flush":
+                agent.flush()
+                link.send({"type": "flushed"})
+        if link.ended:
+            log.info("the runner is gone")
+            return
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The process."""
+    parser = argparse.ArgumentParser(prog="blink_persistent.agent")
+    parser.add_argument("--runner", required=True, help="socket of the runner's offer")
+    parser.add_argument("--serve", type=Path, required=True, help="socket for the workers")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the provisioner's to handle
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        os.eventfd_write(stop, 1)
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        serve(options.runner, options.serve, stop)
+    except BlinkError as error:
+        log.critical("%s", error)  # the last line: whoever started it shows it as the reason
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

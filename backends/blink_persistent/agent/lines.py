@@ -1,0 +1,95 @@
+"""JSON lines between a runner and an agent over a Unix socket.
+
+    agent -> runner  {"type": "attach", "layout_hash": "<16 hex digits>"}
+    runner -> agent  {"type": "attached", "transport": name, "address": {...}, "first_range": i,
+                       "ranges": n, "epoch": e, "limits": {...}} with the transport's descriptors,
+                      or {"type": "refused", "reason": "..."}
+    runner -> agent  {"type": "flush"}: send all that workers have written by now, and say
+    agent -> runner  {"type": "flushed"}
+    agent -> runner  {"type": "detach"}: nothing of mine lands in the ring any more
+
+The connection stays open: its end tells each that the other is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_PART = 4096
+_LONGEST_LINE = 1 << 16
+_MOST_DESCRIPTORS = 4
+
+
+class LineSocket:
+    """One end of a connection. Raises ValueError for what is no JSON object on a line."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._rest = b""
+        self.ended = False
+        """Whether the other side has closed it, or died."""
+
+    def fileno(self) -> int:
+        """Readable when `messages` has something, or the connection has ended."""
+        return self._connection.fileno()
+
+    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send one line, `descriptors` with it. Raises OSError."""
+        line = json.dumps(message).encode() + b"\n"
+        sent = socket.send_fds(self._connection, [line], list(descriptors)) if descriptors else 0
+        self._connection.sendall(line[sent:])
+
+    def messages(self, descriptors: list[int] | None = None) -> Iterator[dict[str, Any]]:
+        """The lines of one read, which waits for it; descriptors are added to the list.
+
+        Without a list, descriptors that come are closed.
+        """
+        try:
+            part, received, _, _ = socket.recv_fds(self._connection, _PART, _MOST_DESCRIPTORS)
+        except ConnectionError:
+            part, received = b"", []
+        for fd in received:
+            if descriptors is None:
+                os.close(fd)
+            else:
+                os.set_inheritable(fd, False)
+                descriptors.append(fd)
+        self.ended = not part
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            raise ValueError("a line is too long")
+        for line in lines:
+            message = json.loads(line)
+            if not isinstance(message, dict):
+                raise ValueError(f"{line!r} is no JSON object")
+            yield message
+
+    def first(self, descriptors: list[int] | None = None) -> dict[str, Any]:
+        """The first line. Raises ValueError where the connection ends before it."""
+        while True:
+            for message in self.messages(descriptors):
+                return message
+            if self.ended:
+                raise ValueError("the connection ended before the first line")
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket for this user alone. Raises OSError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return listener
