@@ -141,13 +141,14 @@ class HostScheduler:
 
     def complete(self, phase: int, error: int = 0) -> None: ...
 
-CUDA_CALLS: tuple = ...
+def cuda_calls() -> list[str]:
+    """The driver's functions that HostDrivenScheduler needs, in its order."""
 
 class HostDrivenScheduler:
     def __init__(self, ring: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], engine: HostEngine, *, driver: Sequence[int], context: int, stream: int, graphs: Sequence[int], device_buffers: Sequence[Sequence[int]], host_buffers: Sequence[Sequence[int]], polls: bool, doorbell: int, notify: Sequence[int], trace_capacity: int = 0) -> None:
         """
         A scheduler over a ring in host memory and an engine's graphs on a GPU. `driver` has the addresses of
-        the functions named in CUDA_CALLS; the buffers are a PhaseBuffers's addresses for each phase.
+        the functions that `cuda_calls` names; the buffers are a PhaseBuffers's addresses for each phase.
         """
 
     def start(self) -> None: ...

@@ -11,6 +11,7 @@
 #include "blink/ring_host.h"
 #include "blink/sampler_host.h"
 #include "blink/scripted.h"
+#include "native_trace.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -217,16 +218,6 @@ class BoundSampler {
     HostSampler sampler_;
 };
 
-std::vector<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>> drain_trace(HostScheduler& scheduler) {
-    SchedulerState& state = scheduler.state();
-    std::vector<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>> events;
-    for (uint32_t i = 0; i < state.trace_count; ++i)
-        events.emplace_back(static_cast<uint32_t>(state.trace[i].kind), state.trace[i].a, state.trace[i].b,
-                            state.trace[i].c);
-    state.trace_count = 0;
-    return events;
-}
-
 std::vector<int32_t> scripted_continuation(const ScriptedRule& rule, const std::vector<int32_t>& prompt, uint32_t count,
                                            uint32_t min_tokens, bool tells_phases) {
     uint64_t hash = 0;
@@ -345,7 +336,9 @@ NB_MODULE(_native, m) {
             "command"_a)
         .def("close", &HostScheduler::close)
         .def("condition", [](HostScheduler& s) { return static_cast<uint32_t>(s.condition()); })
-        .def("drain_trace", &drain_trace, "Events since the last call; not while the thread runs.")
+        .def(
+            "drain_trace", [](HostScheduler& s) { return drain_trace(s.state()); },
+            "Events since the last call; not while the thread runs.")
         .def(
             "next_launch",
             [](HostScheduler& s, int timeout_ms) -> std::optional<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>> {

@@ -12,6 +12,7 @@ from blink_persistent.gpu.structs import EngineTables, PhaseBuffers
 from blink_persistent.graph_grid import GraphGrid, decode_lookup, prefill_lookup
 
 SAMPLING_ROW_BYTES = 112  # asserted in provisioned.h
+ALIGNMENT = 256  # of each array, as that of memory allocated for it alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +62,54 @@ def allocate_engine(gpu: Gpu, grid: GraphGrid, limits: EngineLimits) -> EngineTa
     )
 
 
+def input_bytes(sequences: int, tokens: int, max_blocks: int) -> dict[str, int]:
+    """Bytes of a phase's inputs, in the order of their places; what a small graph needs least of
+    comes last."""
+    each = 4 * sequences
+    return {
+        "sampling": SAMPLING_ROW_BYTES * sequences,
+        "start_positions": each,
+        "lengths": each,
+        "rows": each,
+        "cu_seqlens": each + 4,
+        "token_ids": 4 * tokens,
+        "block_tables": each * max_blocks,
+    }
+
+
+def output_bytes(sequences: int) -> dict[str, int]:
+    """Bytes of a phase's outputs, in the order of their places; what every step needs is first."""
+    each = 4 * sequences
+    return {
+        "error": 4,
+        "output_tokens": each,
+        "output_logprobs": each,
+        "output_top_ids": each * _native.MAX_TOP_LOGPROBS,
+        "output_top_logprobs": each * _native.MAX_TOP_LOGPROBS,
+        "completion": 4,
+    }
+
+
+def places_of(sizes: dict[str, int]) -> tuple[dict[str, int], int]:
+    """(offset of each, bytes together) where arrays of these sizes follow one another."""
+    offsets, used = {}, 0
+    for name, size in sizes.items():
+        offsets[name] = used
+        used += -(-size // ALIGNMENT) * ALIGNMENT
+    return offsets, used
+
+
 def _allocate_phase(gpu: Gpu, sequences: int, tokens: int, max_blocks: int) -> PhaseBuffers:
-    """Zeroed, but for rows and cu_seqlens, which begin as 0, 1, 2, ..."""
-    top = sequences * _native.MAX_TOP_LOGPROBS
+    """Inputs in one allocation, outputs in another, so that a host can copy them as a whole.
+
+    Zeroed, but for rows and cu_seqlens, which begin as 0, 1, 2, ...
+    """
+    addresses: dict[str, int] = {}
+    for sizes in (input_bytes(sequences, tokens, max_blocks), output_bytes(sequences)):
+        offsets, used = places_of(sizes)
+        base = gpu.allocate(used)
+        addresses |= {name: base + offset for name, offset in offsets.items()}
     counting = np.arange(sequences + 1, dtype=np.int32)
-    return PhaseBuffers(
-        token_ids=gpu.allocate(4 * tokens),
-        start_positions=gpu.allocate(4 * sequences),
-        lengths=gpu.allocate(4 * sequences),
-        rows=gpu.place(counting[:-1]),
-        cu_seqlens=gpu.place(counting),
-        block_tables=gpu.allocate(4 * sequences * max_blocks),
-        sampling=gpu.allocate(SAMPLING_ROW_BYTES * sequences),
-        output_tokens=gpu.allocate(4 * sequences),
-        output_logprobs=gpu.allocate(4 * sequences),
-        output_top_ids=gpu.allocate(4 * top),
-        output_top_logprobs=gpu.allocate(4 * top),
-        completion=gpu.allocate(4),
-        error=gpu.allocate(4),
-    )
+    gpu.put(addresses["rows"], counting[:-1])
+    gpu.put(addresses["cu_seqlens"], counting)
+    return PhaseBuffers(**addresses)
