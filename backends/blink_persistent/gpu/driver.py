@@ -160,18 +160,41 @@ class Gpu:
             record(stream)
         finally:
             graph = self.call("cuStreamEndCapture", stream)
+        try:
+            return self.instantiate(graph)
+        finally:
+            self.call("cuGraphDestroy", graph)
+
+    def instantiate(self, graph: Any) -> Any:
+        """The executable of a captured graph, uploaded, ready for device launch; owned here.
+
+        The graph itself stays the caller's. Raises CudaError naming why it was refused, and the
+        refused node where there is one.
+        """
+        driver = self.driver
         parameters = driver.CUDA_GRAPH_INSTANTIATE_PARAMS()
         parameters.flags = driver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH
         try:
             executable = self.call("cuGraphInstantiateWithParams", graph, parameters)
         except CudaError as error:
-            raise CudaError(f"{error} ({parameters.result_out.name})") from error
-        finally:
-            self.call("cuGraphDestroy", graph)
+            reason, node = parameters.result_out.name, parameters.hErrNode_out
+            raise CudaError(f"{error} ({reason}{self._node_name(node)})") from error
         self._resources.callback(self.call, "cuGraphExecDestroy", executable)
-        self.call("cuGraphUpload", executable, stream)
-        self.call("cuStreamSynchronize", stream)
+        self.call("cuGraphUpload", executable, self.io)
+        self.call("cuStreamSynchronize", self.io)
         return executable
+
+    def _node_name(self, node: Any) -> str:
+        """What a refused node is, for a message; empty where no single node was refused."""
+        if int(node) == 0:
+            return ""
+        kind = self.call("cuGraphNodeGetType", node)
+        if kind != self.driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
+            return f": {kind.name}"
+        kernel = self.call("cuGraphKernelNodeGetParams", node)
+        if int(kernel.func) != 0:
+            return f": kernel {self.call('cuFuncGetName', kernel.func).decode()}"
+        return f": kernel {self.call('cuKernelGetName', kernel.kern).decode()}"
 
     def free_bytes(self) -> int:
         """Device memory that nobody has."""

@@ -40,14 +40,19 @@ class _DeviceArray:
         }
 
 
+def device_words(address: int, *shape: int, device: Any) -> Tensor:
+    """int32 words that lie on the device already; valid as long as they do."""
+    return torch.as_tensor(_DeviceArray(address, shape), device=device)
+
+
 def device_inputs(tables: EngineTables, phase: int, *, device: Any) -> StepInputs:
-    """Views of the step buffers that the scheduler fills; valid as long as those."""
+    """Views of the step buffers that the scheduler fills."""
     buffers = tables.buffers[phase]
     n = tables.max_rows if phase == DECODE else tables.max_sequences
     tokens = tables.max_rows if phase == DECODE else tables.max_prefill_tokens
 
     def view(address: int, *shape: int) -> Tensor:
-        return torch.as_tensor(_DeviceArray(address, shape), device=device)
+        return device_words(address, *shape, device=device)
 
     return StepInputs(
         token_ids=view(buffers.token_ids, tokens),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from blink_server.importers.checkpoint import Architecture
@@ -108,3 +110,20 @@ def random_weights(
             part.normal_(0.0, part.shape[1] ** -0.5, generator=generator)
 
     return fill_weights(architecture, fill, device=device, dtype=dtype)
+
+
+def read_weights(
+    path: Path, architecture: Architecture, *, device: Any, progress: Callable[[float], None]
+) -> Weights:
+    """The bfloat16 weights of a file that `read_stored_architecture` has checked."""
+    count = len(architecture.tensor_shapes())
+    done = 0
+    with safe_open(path, framework="pt", device="cpu") as file:
+
+        def fill(name: str, part: Tensor) -> None:
+            nonlocal done
+            part.copy_(file.get_tensor(name))
+            done += 1
+            progress(done / count)
+
+        return fill_weights(architecture, fill, device=device, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Tests of the engine `cuda` run on a CPU: plain references, and Triton's interpreter."""
+"""Tests of the engine `cuda` that run on a CPU: plain references, and Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -9,8 +9,20 @@ from typing import Any
 
 import pytest
 
-# Read when a kernel is defined, so before any of them is imported.
-os.environ.setdefault("TRITON_INTERPRET", "1")
+
+def _interprets() -> bool:
+    """May Triton's kernels be interpreted here? Where there is a GPU, `tests/gpu` runs them."""
+    if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
+        return False
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+# Triton reads it when a kernel is defined, so it is set before any of them is imported.
+INTERPRETS = _interprets()
+if INTERPRETS:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 CAPACITY = 512  # entries of a block table; enough for rows to be split
 
@@ -37,7 +49,7 @@ def kernel_kinds() -> dict[str, Callable[[Any], Any]]:
     from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 
     kinds: dict[str, Callable[[Any], Any]] = {"reference": lambda architecture: ReferenceKernels()}
-    if importlib.util.find_spec("triton") is not None:
+    if INTERPRETS:
         from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 
         kinds["fused"] = lambda architecture: FusedKernels(

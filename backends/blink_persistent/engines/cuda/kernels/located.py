@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "max_blocks"])
 def locate_decode(
     starts,
     lengths,
@@ -28,7 +28,7 @@ def locate_decode(
     tl.store(entries + row, entry, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "sequences", "max_blocks"])
 def locate_prefill(
     starts,
     cu_seqlens,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences", "max_blocks"])
 def attend_tile(
     queries,
     keys,

@@ -1,0 +1,123 @@
+"""The engine `cuda`: a decoder of PyTorch and Triton kernels, captured for a scheduler on the GPU.
+
+PyTorch builds it and takes no part in a step: the scheduler launches the captured graphs. Options
+are those of `options.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from blink_persistent.engines import ProvisionLimits
+from blink_persistent.engines.cuda.options import CudaOptions, read_options
+from blink_persistent.engines.cuda.weight_file import WEIGHT_FILE, write_weights
+from blink_persistent.graph_grid import GraphGrid, default_grid
+from blink_persistent.samplers.default_cuda import scratch_bytes
+from blink_server.backend import BuildResult, ModelVersion
+from blink_server.errors import InvalidModel, Problem, Unavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from blink_persistent.engines.cuda.provisioned import CudaProvisioned
+    from blink_server.importers.checkpoint import Architecture, Checkpoint
+
+_BYTES = 2  # of a weight, an activation, a KV element
+_GRAPH_BYTES = 3 << 20  # of one uploaded executable graph, at most
+_RUNTIME_BYTES = 1 << 30  # context, code, the libraries' own workspaces
+_DEFAULTS = {"context_length": 8192, "max_rows": 64, "max_prefill_tokens": 2048}
+_DEFAULT_SEQUENCES = 8
+
+
+class CudaEngine:
+    """Fulfils `Engine`, but for what it provisions: see `CudaProvisioned`."""
+
+    def check(self, version: ModelVersion) -> Sequence[Problem]:
+        """Options and weights' headers; asks for no GPU."""
+        try:
+            read_options(version)
+        except InvalidModel as error:
+            return error.problems
+        return []
+
+    def estimate(self, version: ModelVersion) -> int:
+        """Bytes of device memory, with KV for one request of full length unless the options say.
+
+        All that the memory fraction leaves becomes KV memory too.
+        """
+        from blink_server.config import load_graph_grid
+
+        options = read_options(version)
+        grid = GraphGrid.from_json(load_graph_grid(version.directory))
+        context = version.config["limits"]["context_length"]
+        blocks = options.block_count or 1 + -(-context // options.block_size)
+        kv = blocks * options.block_size * kv_entry_bytes(options.architecture)
+        return fixed_bytes(options, grid) + kv
+
+    def build(
+        self,
+        checkpoint: Checkpoint,
+        directory: Path,
+        *,
+        limits: Mapping[str, Any],
+        options: Mapping[str, Any],
+        progress: Callable[[str, float], None],
+    ) -> BuildResult:
+        """Write the weights. `options` become options of config.json."""
+        write_weights(
+            checkpoint, directory / WEIGHT_FILE, lambda fraction: progress("weights", fraction)
+        )
+        context = min(checkpoint.architecture.context_length, _DEFAULTS["context_length"])
+        chosen = _DEFAULTS | {"context_length": context} | dict(limits)
+        engine = {"name": "cuda", "file": WEIGHT_FILE, **options}
+        grid = default_grid(
+            chosen["max_rows"], chosen["max_prefill_tokens"], max_sequences=_DEFAULT_SEQUENCES
+        )
+        return BuildResult([WEIGHT_FILE], {"engine": engine, "limits": chosen}, grid.to_json(), [])
+
+    def provision(
+        self,
+        version: ModelVersion,
+        grid: GraphGrid,
+        limits: ProvisionLimits,
+        *,
+        progress: Callable[[str, float], None],
+    ) -> CudaProvisioned:
+        """Load weights, take KV memory, capture every key of the grid.
+
+        Raises InvalidModel, Unavailable where there is no GPU, PyTorch or memory, EngineFailure.
+        """
+        options = read_options(version)
+        # Read when CUDA starts: modules loaded later, and cudaFree, would wait for the scheduler.
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        try:
+            from blink_persistent.engines.cuda.provisioned import CudaProvisioned
+        except ImportError as error:
+            raise Unavailable(f"install the 'cuda' extra: {error}") from error
+        return CudaProvisioned(version, grid, options, limits.sampler, progress=progress)
+
+
+def kv_entry_bytes(architecture: Architecture) -> int:
+    """KV memory of one token."""
+    return architecture.layers * 2 * architecture.kv_heads * architecture.head_dim * _BYTES
+
+
+def weight_bytes(architecture: Architecture) -> int:
+    """Device memory of the weights."""
+    sizes = architecture.tensor_shapes().values()
+    return _BYTES * sum(shape[0] * (shape[1] if len(shape) == 2 else 1) for shape in sizes)
+
+
+def fixed_bytes(options: CudaOptions, grid: GraphGrid) -> int:
+    """Device memory of everything but KV."""
+    shape = options.architecture
+    tokens = max(grid.max_rows, grid.max_prefill_tokens)
+    rows = max(grid.max_rows, grid.max_sequences)
+    heads = shape.heads * 2 + shape.kv_heads * 2
+    per_token = 8 * shape.hidden_size + heads * shape.head_dim * 2 + 6 * shape.intermediate_size
+    logits = rows * shape.vocabulary_size * 4 + scratch_bytes(rows, shape.vocabulary_size)
+    graphs = len(grid.keys) * _GRAPH_BYTES
+    return weight_bytes(shape) + tokens * per_token + logits + graphs + _RUNTIME_BYTES

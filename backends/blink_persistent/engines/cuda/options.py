@@ -1,0 +1,109 @@
+"""The engine's options in config.json's "engine", and what the version is by them.
+
+file: the weights that `build` wrote, by default model.safetensors. weights: "file" or "random";
+random ones need model, a name of `ARCHITECTURES`, and no file. block_size: KV entries of a block.
+block_count: blocks of KV memory, the null block included; by default what memory is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.weight_file import WEIGHT_FILE, read_stored_architecture
+from blink_server.backend import ModelVersion
+from blink_server.errors import InvalidModel, Problem
+from blink_server.importers.checkpoint import Architecture
+
+DEFAULT_BLOCK_SIZE = 64
+_BLOCK_SIZES = (16, 32, 64, 128, 256)
+_SOURCES = ("file", "random")
+_NAMES = ("name", "file", "weights", "model", "block_size", "block_count")
+_LARGEST_HEAD = 256
+_LARGEST_VOCABULARY = 1 << 19  # the device sampler's limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaOptions:
+    """A version's options, checked."""
+
+    architecture: Architecture
+    file: str | None  # None: random weights
+    block_size: int
+    block_count: int | None
+
+
+def read_options(version: ModelVersion) -> CudaOptions:
+    """Raises InvalidModel with everything that is wrong."""
+    given: dict[str, Any] = version.config["engine"]
+    problems = list(_problems(version, given))
+    architecture = None
+    if not problems:
+        try:
+            architecture = _architecture(version, given)
+            problems += _unservable(version, architecture)
+        except InvalidModel as error:
+            problems += error.problems
+    if problems or architecture is None:
+        raise InvalidModel(problems)
+    return CudaOptions(
+        architecture=architecture,
+        file=None if _is_random(given) else given.get("file", WEIGHT_FILE),
+        block_size=given.get("block_size", DEFAULT_BLOCK_SIZE),
+        block_count=given.get("block_count"),
+    )
+
+
+def _is_random(given: dict[str, Any]) -> bool:
+    return bool(given.get("weights") == "random")
+
+
+def _architecture(version: ModelVersion, given: dict[str, Any]) -> Architecture:
+    if _is_random(given):
+        return ARCHITECTURES[given["model"]]
+    return read_stored_architecture(version.directory / given.get("file", WEIGHT_FILE))
+
+
+def _problems(version: ModelVersion, given: dict[str, Any]) -> Iterator[Problem]:
+    def problem(field: str, expected: str) -> Problem:
+        file = version.directory / "config.json"
+        return Problem(file, f"engine.{field}", given.get(field), expected)
+
+    for name in given:
+        if name not in _NAMES:
+            yield problem(name, f"use one of {', '.join(_NAMES)}")
+    if given.get("weights", "file") not in _SOURCES:
+        yield problem("weights", f"must be one of {', '.join(_SOURCES)}")
+    if _is_random(given):
+        if given.get("model") not in ARCHITECTURES:
+            yield problem("model", f"must be one of {', '.join(ARCHITECTURES)} for random weights")
+        if "file" in given:
+            yield problem("file", "must be left out: random weights come from no file")
+    elif "model" in given:
+        yield problem("model", 'must be left out: only "weights": "random" have a shape by name')
+    if given.get("block_size", DEFAULT_BLOCK_SIZE) not in _BLOCK_SIZES:
+        yield problem("block_size", f"must be one of {', '.join(map(str, _BLOCK_SIZES))}")
+    count = given.get("block_count", 2)
+    if type(count) is not int or count < 2:
+        yield problem("block_count", "must be a whole number, 2 or more")
+
+
+def _unservable(version: ModelVersion, architecture: Architecture) -> Iterator[Problem]:
+    """What the kernels or the limits do not allow of an architecture that is known."""
+    file = version.directory / "config.json"
+    context = version.config["limits"]["context_length"]
+    if context > architecture.context_length:
+        expected = f"must be at most the model's {architecture.context_length}"
+        yield Problem(file, "limits.context_length", context, expected)
+    if architecture.heads % architecture.kv_heads:
+        expected = f"must divide the {architecture.heads} heads"
+        yield Problem(file, "architecture.kv_heads", architecture.kv_heads, expected)
+    if architecture.head_dim % 2 or not 16 <= architecture.head_dim <= _LARGEST_HEAD:
+        expected = f"must be even, from 16 to {_LARGEST_HEAD}"
+        yield Problem(file, "architecture.head_dim", architecture.head_dim, expected)
+    if architecture.vocabulary_size > _LARGEST_VOCABULARY:
+        expected = f"must be at most {_LARGEST_VOCABULARY}"
+        size = architecture.vocabulary_size
+        yield Problem(file, "architecture.vocabulary_size", size, expected)

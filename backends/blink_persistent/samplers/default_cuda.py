@@ -1,0 +1,65 @@
+"""The sampler `default` on a GPU: the last kernel of every step's graph (sampler_gpu.cu)."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_uint32, c_uint64
+from typing import Any
+
+from blink_persistent.gpu.driver import Gpu
+from blink_persistent.gpu.structs import EngineTables, PhaseBuffers
+
+LANES = 1024  # threads of a row's block
+MAX_VOCABULARY = 1 << 19  # kMaxVocabulary in sampler_block.h
+
+
+class SamplerGpu(ctypes.Structure):
+    """Parameters of the sampler's kernel (sampler_gpu.cu)."""
+
+    _fields_ = [
+        ("engine", EngineTables),
+        ("logits", c_uint64),
+        ("scratch", c_uint64),
+        ("ended", c_uint64),
+    ]
+
+
+SAMPLER_STRUCTS = (PhaseBuffers, EngineTables, SamplerGpu)
+
+
+class DeviceSampler:
+    """Bound to an engine's step buffers and logits; `gpu` owns its memory and code.
+
+    The kernel also counts the step as completed, so it has to be the last one of a step.
+    """
+
+    def __init__(self, gpu: Gpu, tables: EngineTables, logits: int) -> None:
+        """`logits`: address of float32 [most rows or sequences, vocabulary_size].
+
+        Raises ValueError for a vocabulary that is too large.
+        """
+        if tables.vocabulary_size > MAX_VOCABULARY:
+            raise ValueError(
+                f"the sampler takes vocabularies up to {MAX_VOCABULARY}: {tables.vocabulary_size}"
+            )
+        rows = max(tables.max_rows, tables.max_sequences)
+        self._gpu = gpu
+        self._kernel = gpu.load("sampler_gpu.cu", SAMPLER_STRUCTS).function("blink_sample")
+        self._address = gpu.place(
+            SamplerGpu(
+                engine=tables,
+                logits=logits,
+                scratch=gpu.allocate(scratch_bytes(rows, tables.vocabulary_size)),
+                ended=gpu.allocate(4),
+            )
+        )
+
+    def record(self, phase: int, count: int, stream: Any) -> None:
+        """Launch it on a stream, for the first `count` rows of a phase."""
+        arguments = (self._address, c_uint64), (phase, c_uint32)
+        self._gpu.launch(self._kernel, count, LANES, stream, *arguments)
+
+
+def scratch_bytes(rows: int, vocabulary_size: int) -> int:
+    """Device memory that sampling `rows` rows takes beside the logits."""
+    return 8 * rows * vocabulary_size

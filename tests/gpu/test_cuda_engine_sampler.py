@@ -1,0 +1,144 @@
+"""The device's sampler chooses what the host's sampler chooses, and counts steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from blink_persistent import _native
+from blink_persistent.gpu.driver import Gpu
+from blink_persistent.gpu.engine_buffers import EngineLimits, allocate_engine
+from blink_persistent.graph_grid import DECODE, PREFILL, default_grid
+from blink_persistent.samplers.default_cuda import DeviceSampler
+from blink_persistent.testing.scripted_shape import ScriptedShape
+
+pytestmark = pytest.mark.gpu
+
+ROWS, VOCABULARY, TOP = 16, 20011, _native.MAX_TOP_LOGPROBS
+POINTERS = ("seed", "prompt", "output", "bias", "stop")
+COUNTS = ("prompt_length", "output_length", "bias_count", "stop_count", "position", "logprobs")
+FACTORS = ("temperature", "top_p", "min_p")
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+SAMPLING_ROW = np.dtype(
+    [
+        *((name, "<u8") for name in POINTERS),
+        *((name, "<u4") for name in COUNTS),
+        ("top_k", "<i4"),
+        *((name, "<f4") for name in FACTORS + PENALTIES),
+        ("flags", "<u4"),
+        ("reserved", "<u4", 4),
+    ]
+)
+ACTIVE = 1
+
+
+class Bench:
+    """A sampler over step buffers and logits of its own."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        limits = EngineLimits(
+            context_length=64,
+            vocabulary_size=VOCABULARY,
+            block_size=16,
+            block_count=8,
+            eos_token_ids=(2,),
+        )
+        self.tables = allocate_engine(gpu, default_grid(ROWS, 16), limits)
+        self.logits = gpu.allocate(4 * ROWS * VOCABULARY)
+        self.sampler = DeviceSampler(gpu, self.tables, self.logits)
+
+    def sample(self, rows: npt.NDArray[Any], logits: npt.NDArray[np.float32]) -> None:
+        """One launch, as at the end of a decode step of len(rows) rows."""
+        self.gpu.put(self.tables.buffers[DECODE].sampling, rows)
+        self.gpu.put(self.logits, logits)
+        self.sampler.record(DECODE, len(rows), self.gpu.io)
+
+    def output(self, name: str, kind: type, width: int = 1) -> npt.NDArray[Any]:
+        """[ROWS, width] of the decode phase's outputs."""
+        address = getattr(self.tables.buffers[DECODE], f"output_{name}")
+        return self.gpu.fetch(address, kind, ROWS * width).reshape(ROWS, width)
+
+    def completed(self, phase: int) -> int:
+        return int(self.gpu.fetch(self.tables.buffers[phase].completion, np.uint32, 1)[0])
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with Gpu() as gpu:
+        yield Bench(gpu)
+
+
+def random_rows(rng: np.random.Generator) -> npt.NDArray[Any]:
+    rows = np.zeros(ROWS, SAMPLING_ROW)
+    rows["seed"] = rng.integers(0, 1 << 60, ROWS)
+    rows["logprobs"] = rng.integers(0, TOP + 2, ROWS)
+    rows["temperature"] = rng.choice([0.0, 0.5, 1.0, 1.5], ROWS)
+    rows["top_k"] = rng.choice([0, 1, 40, 3000], ROWS)
+    rows["top_p"] = rng.choice([1.0, 0.9, 0.3], ROWS)
+    rows["min_p"] = rng.choice([0, 0.05], ROWS)
+    rows["repetition_penalty"] = rng.choice([1.0, 1.2], ROWS)
+    rows["presence_penalty"] = rng.choice([0.0, 0.5], ROWS)
+    rows["frequency_penalty"] = rng.choice([0.0, 0.3], ROWS)
+    rows["flags"] = ACTIVE
+    return rows
+
+
+def on_host(
+    host: Any, row: Any, seen: tuple[list[int], list[int]], logits: npt.NDArray[np.float32]
+) -> tuple[int, float, list[tuple[int, float]]]:
+    fields = {name: float(row[name]) for name in FACTORS + PENALTIES}
+    counts = {name: int(row[name]) for name in ("seed", "top_k", "logprobs")}
+    prompt, output = seen
+    answer: tuple[int, float, list[tuple[int, float]]] = host.sample_one(
+        logits, prompt=prompt, output=output, bias=[], stop=[], flags=0, **fields, **counts
+    )
+    return answer
+
+
+def test_random_rows_are_sampled_as_on_the_host(bench: Bench) -> None:
+    rng = np.random.default_rng(8)
+    host = _native.HostSampler(ScriptedShape(vocabulary_size=VOCABULARY).host_engine())
+    seen = [rng.integers(0, VOCABULARY, count).tolist() for count in (50, 30)]
+    places = [bench.gpu.place(np.array(tokens, np.int32)) for tokens in seen]
+    wrong = 0
+    for _ in range(20):
+        rows = random_rows(rng)
+        rows["prompt"], rows["prompt_length"] = places[0], len(seen[0])
+        rows["output"], rows["output_length"] = places[1], len(seen[1])
+        rows["position"] = len(seen[0]) + len(seen[1])
+        logits = rng.normal(0, 2.5, (ROWS, VOCABULARY)).astype(np.float32)
+        logits[3, 77] = np.nan
+        bench.sample(rows, logits)
+        tokens = bench.output("tokens", np.int32)[:, 0]
+        logprobs = bench.output("logprobs", np.float32)[:, 0]
+        ids = bench.output("top_ids", np.int32, TOP)
+        assert tokens[3] == -1
+        for i, row in enumerate(rows):
+            token, logprob, top = on_host(host, row, (seen[0], seen[1]), logits[i])
+            wrong += token != tokens[i]
+            if token != tokens[i] or row["logprobs"] == 0 or token < 0:
+                continue
+            assert logprobs[i] == pytest.approx(logprob, abs=1e-4)
+            assert ids[i, : len(top)].tolist() == [token for token, _ in top]
+    # The two sum masses differently, so that a draw on the edge of two tokens may differ.
+    assert wrong <= 2, f"{wrong} of {20 * ROWS} rows"
+
+
+def test_inactive_rows_are_left_and_every_launch_is_counted_once(bench: Bench) -> None:
+    rows = np.zeros(ROWS, SAMPLING_ROW)
+    rows["repetition_penalty"] = rows["top_p"] = 1.0
+    rows["flags"][::2] = ACTIVE
+    logits = np.zeros((ROWS, VOCABULARY), np.float32)
+    logits[np.arange(ROWS), np.arange(ROWS) + 5] = 1.0
+    for launches in range(1, 4):
+        bench.sample(rows, logits)
+        tokens = bench.output("tokens", np.int32)[:, 0]
+        assert tokens[::2].tolist() == list(range(5, 21, 2))
+        assert not tokens[1::2].any()
+        assert bench.completed(DECODE) == launches
+    assert bench.completed(PREFILL) == 0

@@ -1,0 +1,115 @@
+"""What the engine says of a version without a GPU: problems, memory, and what it builds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.engine import CudaEngine, kv_entry_bytes, weight_bytes
+from blink_persistent.engines.cuda.options import read_options
+from blink_persistent.graph_grid import GraphGrid, default_grid
+from blink_server.backend import ModelVersion
+from blink_server.errors import InvalidModel
+from blink_server.testing.memory_checkpoint import random_checkpoint, tiny_architecture
+
+RANDOM = {"weights": "random", "model": "llama-3-8b"}
+
+
+def version(directory: Path, options: Mapping[str, Any], context_length: int = 64) -> ModelVersion:
+    config = {
+        "engine": {"name": "cuda", **options},
+        "limits": {"context_length": context_length},
+        "eos_token_ids": [2],
+    }
+    return ModelVersion("m", 1, directory, config)
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "expected"),
+    [
+        ({"weights": "zeros"}, "engine.weights", "must be one of file, random"),
+        ({"weights": "random"}, "engine.model", "must be one of smollm2-135m"),
+        ({**RANDOM, "file": "x"}, "engine.file", "must be left out"),
+        ({"model": "llama-3-8b"}, "engine.model", "must be left out"),
+        ({**RANDOM, "block_size": 48}, "engine.block_size", "must be one of 16, 32"),
+        ({**RANDOM, "block_count": 1}, "engine.block_count", "2 or more"),
+        ({**RANDOM, "block_count": True}, "engine.block_count", "2 or more"),
+        ({**RANDOM, "speed": 1}, "engine.speed", "use one of"),
+        ({}, "", "is missing: import the model"),
+    ],
+)
+def test_wrong_options_are_named(
+    tmp_path: Path, options: dict[str, Any], field: str, expected: str
+) -> None:
+    (problem,) = CudaEngine().check(version(tmp_path, options))
+    assert problem.field == field
+    assert expected in problem.expected
+
+
+def test_a_context_beyond_the_models_is_refused(tmp_path: Path) -> None:
+    (problem,) = CudaEngine().check(version(tmp_path, RANDOM, context_length=8193))
+    assert (problem.field, problem.value) == ("limits.context_length", 8193)
+    assert CudaEngine().check(version(tmp_path, RANDOM, context_length=8192)) == []
+
+
+def test_heads_that_no_group_shares_are_refused(tmp_path: Path) -> None:
+    odd = tiny_architecture(heads=4, kv_heads=3)
+    CudaEngine().build(
+        random_checkpoint(odd), tmp_path, limits={}, options={}, progress=lambda stage, part: None
+    )
+    (problem,) = CudaEngine().check(version(tmp_path, {}))
+    assert problem.field == "architecture.kv_heads"
+
+
+def test_what_is_built_is_what_is_served(tmp_path: Path) -> None:
+    checkpoint = random_checkpoint(tiny_architecture(context_length=1000, qk_norm=True))
+    told: list[tuple[str, float]] = []
+    result = CudaEngine().build(
+        checkpoint,
+        tmp_path,
+        limits={"max_rows": 3},
+        options={"block_size": 32},
+        progress=lambda stage, part: told.append((stage, part)),
+    )
+    assert list(result.files) == ["model.safetensors"]
+    assert result.config["limits"]["context_length"] == 1000
+    assert (
+        result.config["limits"]["max_rows"] == GraphGrid.from_json(result.graph_grid).max_rows == 3
+    )
+    assert told[-1] == ("weights", 1.0)
+    config = {**result.config, "eos_token_ids": []}
+    options = read_options(ModelVersion("m", 1, tmp_path, config))
+    assert options.architecture == checkpoint.architecture
+    assert (options.file, options.block_size, options.block_count) == (
+        "model.safetensors",
+        32,
+        None,
+    )
+
+
+def test_bytes_of_a_known_model() -> None:
+    shape = ARCHITECTURES["llama-3-8b"]
+    assert weight_bytes(shape) == 2 * 8_030_261_248
+    assert kv_entry_bytes(shape) == 128 << 10
+    assert weight_bytes(ARCHITECTURES["smollm2-135m"]) == 2 * 134_515_008
+
+
+def test_the_estimate_holds_weights_and_one_full_request(tmp_path: Path) -> None:
+    grid = default_grid(64, 2048, max_sequences=8)
+    (tmp_path / "graph_grid.json").write_text(json.dumps(grid.to_json()))
+    short = CudaEngine().estimate(version(tmp_path, RANDOM, 4096))
+    full = CudaEngine().estimate(version(tmp_path, RANDOM, 8192))
+    assert full - short == 4096 * (128 << 10)
+    assert 16.06e9 + 1.07e9 < full < 20e9
+    asked = CudaEngine().estimate(version(tmp_path, {**RANDOM, "block_count": 1000}, 4096))
+    assert asked - short == (1000 - 65) * 64 * (128 << 10)
+
+
+def test_no_estimate_of_a_version_with_problems(tmp_path: Path) -> None:
+    with pytest.raises(InvalidModel, match="is missing"):
+        CudaEngine().estimate(version(tmp_path, {}))
