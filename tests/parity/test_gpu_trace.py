@@ -1,15 +1,16 @@
-"""A script of ring events recorded on the host's port gives the same actions on the GPU's."""
+"""A script of events recorded on the host's port gives the same actions on the other two ports."""
 
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from blink_persistent.gpu.driver import cuda_driver
 from blink_persistent.ring import SlotState
 from blink_persistent.testing.device_harness import DeviceHarness
+from blink_persistent.testing.host_driven_harness import HostDrivenHarness
 from blink_persistent.testing.observed import Outcome, TraceEvent, TraceKind
 from blink_persistent.testing.scripted_harness import ScriptedHarness
 from blink_persistent.testing.scripted_request import ScriptedRequest
@@ -95,9 +96,9 @@ def record_on_host(shape: ScriptedShape, seed: int, steps: int, slots: int = 24)
                 return Recording(script, harness.trace(), outputs)
 
 
-def replay_on_gpu(shape: ScriptedShape, recording: Recording) -> list[TraceEvent]:
-    """The trace of the GPU's scheduler; outputs are compared as their slots are released."""
-    with DeviceHarness(shape, gated=True, trace_capacity=TRACE_CAPACITY) as harness:
+def replay_on_gpu(harness: DeviceHarness, recording: Recording) -> list[TraceEvent]:
+    """The trace of a scheduler of graphs on the GPU; outputs are compared as slots are released."""
+    with harness:
         harness.scheduler.launch()
         for events in recording.script:
             for event in events:
@@ -117,7 +118,7 @@ def replay_on_gpu(shape: ScriptedShape, recording: Recording) -> list[TraceEvent
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("seed", [1, 2])
-def test_host_and_gpu_take_the_same_actions(shape: ScriptedShape, seed: int) -> None:
+def test_all_three_ports_take_the_same_actions(shape: ScriptedShape, seed: int) -> None:
     recording = record_on_host(shape, seed, steps=250)
     kinds = {event.kind for event in recording.trace}
     wanted = set(TraceKind)
@@ -126,4 +127,7 @@ def test_host_and_gpu_take_the_same_actions(shape: ScriptedShape, seed: int) -> 
         cuda_driver()
     except Unavailable as missing:
         pytest.skip(f"the host's recording is complete, but there is {missing}")
-    assert replay_on_gpu(shape, recording) == recording.trace
+    options: dict[str, Any] = {"gated": True, "trace_capacity": TRACE_CAPACITY}
+    assert replay_on_gpu(DeviceHarness(shape, **options), recording) == recording.trace
+    driven = HostDrivenHarness(shape, polls=True, **options)
+    assert replay_on_gpu(driven, recording) == recording.trace

@@ -116,7 +116,7 @@ class HostDrivenScheduler:
         condition = self.condition()
         if condition == Condition.FAILED:
             raise CudaError(f"the host-driven scheduler failed: {self.error()}")
-        return condition != Condition.RUNNING
+        return not self._started or condition in (Condition.PARKED, Condition.STOPPED)
 
     def condition(self) -> Condition:
         """What the scheduler says of itself."""

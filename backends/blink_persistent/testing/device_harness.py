@@ -13,19 +13,45 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Self
+from typing import Any, Protocol, Self
+
+import numpy.typing as npt
 
 from blink_persistent.gpu.device_ring import DeviceRing
 from blink_persistent.gpu.device_scheduler import DeviceScheduler
 from blink_persistent.gpu.driver import Gpu
 from blink_persistent.gpu.engine_buffers import EngineLimits
 from blink_persistent.gpu.scripted import DeviceScriptedEngine
-from blink_persistent.ring import SlotState, unpack_status
+from blink_persistent.ring import Condition, Ring, SlotState, unpack_status
 from blink_persistent.testing.observed import Status, TraceEvent, TraceKind
 from blink_persistent.testing.scripted_request import ScriptedRequest
 from blink_persistent.testing.scripted_shape import ScriptedShape
 
 WHOLE_TURNS = 8  # heartbeats after which all is done that follows from what was pushed before
+
+
+class MirroredRing(Protocol):
+    """A ring that a frontend reads and writes through a copy of it, as `DeviceRing` says."""
+
+    @property
+    def mirror(self) -> Ring: ...
+    def push(self, view: npt.NDArray[Any]) -> None: ...
+    def pull(self, view: npt.NDArray[Any]) -> None: ...
+    def flush(self) -> None: ...
+    def field(self, name: str) -> int: ...
+
+
+class RunningScheduler(Protocol):
+    """What `DeviceScheduler` and `HostDrivenScheduler` have in common."""
+
+    def launch(self) -> None: ...
+    def park(self, timeout_s: float = ...) -> None: ...
+    def stop(self) -> None: ...
+    def close_ring(self) -> None: ...
+    def is_idle(self) -> bool: ...
+    def condition(self) -> Condition: ...
+    def error(self) -> str | None: ...
+    def drain_trace(self) -> list[tuple[int, int, int, int]]: ...
 
 
 class DeviceHarness:
@@ -67,10 +93,17 @@ class DeviceHarness:
             times_capacity=times_capacity,
             filler_kernels=filler_kernels,
         )
-        self.ring = DeviceRing(self.gpu, shape.ring(), shape.epoch)
+        self.ring: MirroredRing
+        self.scheduler: RunningScheduler
+        self._make_scheduler(trace_capacity, profile_capacity)
+
+    def _make_scheduler(self, trace_capacity: int, profile_capacity: int) -> None:
+        """Sets `ring` and `scheduler`."""
+        ring = DeviceRing(self.gpu, self.shape.ring(), self.shape.epoch)
+        self.ring = ring
         self.scheduler = DeviceScheduler(
             self.gpu,
-            self.ring,
+            ring,
             self.engine.tables,
             self.engine.graphs,
             trace_capacity=trace_capacity,
@@ -174,6 +207,7 @@ class DeviceHarness:
 
         def passed() -> bool:
             nonlocal last, seen
+            self.ring.flush()  # wakes a scheduler that sleeps
             now = self.ring.field("heartbeat_ns")
             seen, last = seen + (now != last), now
             return seen >= WHOLE_TURNS
