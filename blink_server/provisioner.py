@@ -118,7 +118,11 @@ class Provisioner:
 
     async def _serve(self) -> None:
         self.manager = Manager(
-            self._plugins.backends, self._catalog, self._runtime, limits=self._options.limits
+            self._plugins.backends,
+            self._catalog,
+            self._runtime,
+            limits=self._options.limits,
+            tokenizers=self._plugins.tokenizers,
         )
         self._started.append(self.manager)
         control = ControlServer(

@@ -60,6 +60,12 @@ def _filled(
             result[field] = copy.deepcopy(subschema["default"])
         if isinstance(result.get(field), dict):
             result[field] = _filled(root, subschema, result[field])
+        elif isinstance(result.get(field), list):
+            items = subschema.get("items", {})
+            result[field] = [
+                _filled(root, items, item) if isinstance(item, dict) else item
+                for item in result[field]
+            ]
     return result
 
 

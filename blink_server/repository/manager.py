@@ -10,6 +10,7 @@ from dataclasses import replace
 from blink_server.backend import Backend, ModelVersion
 from blink_server.catalog import Catalog, ServerState
 from blink_server.control_server import Peer
+from blink_server.hookspecs import TokenizerLoader
 from blink_server.messages import CatalogEntry, EndpointKey, RegisterRunner, Stop
 from blink_server.repository.admission import Admission
 from blink_server.repository.cpu_threads import cpu_threads, usable_cores
@@ -34,7 +35,9 @@ class Manager:
         *,
         limits: Limits | None = None,
         admission: Admission | None = None,
+        tokenizers: Mapping[str, TokenizerLoader] | None = None,
     ) -> None:
+        """`tokenizers`: for warm-up requests, which are text."""
         self._backends = backends
         self._catalog = catalog
         self._runtime = runtime
@@ -43,6 +46,7 @@ class Manager:
             runtime=runtime,
             admission=admission or Admission(),
             limits=self._limits,
+            tokenizers=tokenizers or {},
             loading=asyncio.Semaphore(self._limits.parallel_loads),
             publish=self.publish,
             released=lambda runner: catalog.released(runner.key),

@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 from blink_server.config import CONFIG_FILE
 from blink_server.repository.names import is_noise
 
-SOFT_FIELDS = (("limits", "max_queue"), ("default_sampling",), ("source",), ("$schema",))
+SOFT_FIELDS = (
+    ("limits", "max_queue"),
+    ("default_sampling",),
+    ("source",),
+    ("warmup",),
+    ("$schema",),
+)
 """Where config.json may change without a new load."""
 
 

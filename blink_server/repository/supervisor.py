@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from blink_server.backend import Backend, Endpoint, ModelVersion
 from blink_server.errors import BlinkError
+from blink_server.hookspecs import TokenizerLoader
 from blink_server.messages import CatalogEntry, Ready
 from blink_server.repository.admission import Admission
 from blink_server.repository.harness import Harness, State
@@ -26,6 +27,7 @@ from blink_server.repository.runner_process import (
     RunnerProcess,
 )
 from blink_server.repository.wanted import WantedVersion
+from blink_server.repository.warm_up import warm_up
 from blink_server.runtime_dir import RuntimeDirectory
 
 log = logging.getLogger(__name__)
@@ -56,15 +58,16 @@ class Limits:
 class Surroundings:
     """What the supervisors of one server share.
 
-    `publish` tells the workers what has changed; `released` waits until no worker holds that
-    runner's endpoint; `loading` is held during a load; `threads` tells the CPU threads that a
-    version may have, if it is loaded now.
+    `loading` is held during a load; `tokenizers` are the plugins'. `publish` tells the workers what
+    has changed; `released` waits until no worker holds that runner's endpoint; `threads` tells the
+    CPU threads that a version may have, if it is loaded now.
     """
 
     runtime: RuntimeDirectory
     admission: Admission
     limits: Limits
     loading: asyncio.Semaphore
+    tokenizers: Mapping[str, TokenizerLoader]
     publish: Callable[[], Awaitable[None]]
     released: Callable[[RunnerProcess], Awaitable[None]]
     threads: Callable[[ModelVersion], int]
@@ -187,7 +190,7 @@ class Supervisor:
         try:
             await self._begin_load(self._next_epoch())
             self.runner = await self._start_runner()
-            return await self._unless_leaving(self.runner.loaded(self._limits.load))
+            return await self._unless_leaving(self._warmed_up(self.runner))
         finally:
             self._around.loading.release()
 
@@ -204,6 +207,19 @@ class Supervisor:
         return await RunnerProcess.start(
             self.wanted, self.harness.epoch, argv, self._around.runtime
         )
+
+    async def _warmed_up(self, runner: RunnerProcess) -> Ready:
+        began = asyncio.get_running_loop().time()
+        ready = await runner.loaded(self._limits.load)
+        left = began + self._limits.load - asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(left):
+                await warm_up(
+                    self.wanted.version, ready.endpoint, self._backend, self._around.tokenizers
+                )
+        except TimeoutError:
+            raise LoadTimeoutError(f"not warmed up after {self._limits.load:g} s") from None
+        return ready
 
     async def _returned(self, runner: RunnerProcess) -> Ready:
         """What an inherited runner says when it has found this server."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from blink_server.backend import ModelVersion
+from blink_server.builtin import load_huggingface
 from blink_server.catalog import Catalog
 from blink_server.config import load_model_config
 from blink_server.control_server import ControlServer
@@ -81,6 +82,7 @@ class Rig:
             catalog,
             runtime,
             limits=limits,
+            tokenizers={"huggingface": load_huggingface},
             admission=Admission(lambda: memory - _in_service(manager) * MIB),
         )
         control = ControlServer(

@@ -66,6 +66,7 @@ def test_fills_in_every_default(tmp_path: Path) -> None:
         "eos_token_ids": [],
         "bos_token_id": None,
         "default_sampling": {},
+        "warmup": [],
         "source": {},
     }
 

@@ -248,3 +248,26 @@ async def test_a_drain_ends_at_its_limit(short_path: Path) -> None:
     assert rig.runtime.runner_directories() == []
     worker.writer.close()
     await rig.close()
+
+
+async def test_warm_up_requests_are_answered_before_a_version_is_ready(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = rig.wanted(answer="a")
+    requests = [{"prompt": "Hello", "max_tokens": 3, "count": 2}]
+    config = {**wanted.version.config, "warmup": requests}
+    await rig.apply(replace(wanted, version=replace(wanted.version, config=config)))
+    await rig.catalog.entry("READY")
+    answered = [line for line in capsys.readouterr().err.splitlines() if "request" in line]
+    assert answered == ["[echo:1] request 1: 3 tokens", "[echo:1] request 2: 3 tokens"]
+
+
+async def test_a_version_that_cannot_answer_them_is_unavailable(rig: Rig) -> None:
+    wanted = rig.wanted(die_after=1)
+    config = {
+        **wanted.version.config,
+        "warmup": [{"prompt": "Hello", "max_tokens": 3, "count": 1}],
+    }
+    await rig.apply(replace(wanted, version=replace(wanted.version, config=config)))
+    reason = (await rig.catalog.entry("UNAVAILABLE")).reason
+    assert reason == "warmup[0]: the runner is gone"
