@@ -8,6 +8,7 @@ here, so that a runner is ended only after every worker has let go of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -18,10 +19,14 @@ from blink_server.messages import (
     CatalogEntry,
     CatalogUpdate,
     Connected,
+    CountUsage,
     EndpointKey,
     RegisterWorker,
     Released,
+    Usage,
 )
+
+_COUNT_SECONDS = 1.0
 
 ServerState = Literal["STARTING", "READY", "DRAINING"]
 
@@ -34,6 +39,9 @@ class Catalog:
         self._changed = asyncio.Condition()
         self._held: dict[Peer, set[EndpointKey]] = {}  # may hold: offered, and not given back
         self._connected: dict[Peer, set[EndpointKey]] = {}
+        self._changes = 0
+        self._questions = 0
+        self._counted: dict[Peer, Usage] = {}  # each worker's last count
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -61,9 +69,44 @@ class Catalog:
         """Call `callback()` whenever something was published or a worker has said something."""
         self._listeners.append(callback)
 
+    async def next_change(self) -> None:
+        """Wait for the next publication, or word of a worker."""
+        seen = self._changes
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._changes != seen)
+
     def reachable(self, key: EndpointKey) -> bool:
         """Whether every worker that follows is connected to the endpoint."""
         return all(key in connected for connected in self._connected.values())
+
+    async def until_reachable(self, key: EndpointKey, seconds: float) -> None:
+        """Wait until that is so, or so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(lambda: self.reachable(key))
+
+    async def usage(self) -> dict[EndpointKey, int]:
+        """Requests in flight at each endpoint, as far as the workers answer within a second."""
+        self._questions += 1
+        number = self._questions
+        peers = list(self._held)
+        for peer in peers:
+            with contextlib.suppress(ConnectionError):
+                await peer.send(CountUsage(number))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_COUNT_SECONDS), self._changed:
+                await self._changed.wait_for(lambda: self._all_counted(peers, number))
+        total: dict[EndpointKey, int] = {}
+        for count in self._counted.values():
+            for each in count.endpoints:
+                total[each.endpoint] = total.get(each.endpoint, 0) + each.requests
+        return total
+
+    def _all_counted(self, peers: Sequence[Peer], number: int) -> bool:
+        return all(
+            peer not in self._held or (peer in self._counted and self._counted[peer].id >= number)
+            for peer in peers
+        )
 
     async def released(self, key: EndpointKey) -> None:
         """Wait until no worker holds the endpoint, which must be out of the catalog already."""
@@ -95,6 +138,7 @@ class Catalog:
             await first_done(self._send_updates(peer), self._receive(peer))
         finally:
             del self._held[peer], self._connected[peer]
+            self._counted.pop(peer, None)
             await self._notify()
 
     async def _send_updates(self, peer: Peer) -> None:
@@ -112,6 +156,10 @@ class Catalog:
 
     async def _receive(self, peer: Peer) -> None:
         async for message in peer.messages(FROM_WORKER):
+            if isinstance(message, Usage):
+                self._counted[peer] = message
+                await self._notify()
+                continue
             if not isinstance(message, Connected | Released):
                 raise ProtocolError("registered twice")
             key = EndpointKey(message.model, message.version, message.epoch)
@@ -123,6 +171,7 @@ class Catalog:
             await self._notify()
 
     async def _notify(self) -> None:
+        self._changes += 1
         for callback in self._listeners:
             callback()
         async with self._changed:

@@ -22,10 +22,13 @@ from blink_server.messages import (
     CatalogEntry,
     CatalogUpdate,
     Connected,
+    CountUsage,
     EndpointKey,
+    EndpointUsage,
     Message,
     RegisterWorker,
     Released,
+    Usage,
 )
 from blink_server.repository.harness import State
 
@@ -61,10 +64,13 @@ class CatalogFollower:
                 )
                 self._send(RegisterWorker(os.getpid(), tuple(self._links)))
                 while line := await reader.readline():
-                    update = decode(line, TO_WORKER)
-                    assert isinstance(update, CatalogUpdate)
+                    message = decode(line, TO_WORKER)
                     retry = _FIRST_RETRY
-                    self._apply(update)
+                    if isinstance(message, CatalogUpdate):
+                        self._apply(message)
+                    else:
+                        assert isinstance(message, CountUsage)
+                        self._send(self._usage(message.id))
             except (OSError, ValueError, BlinkError) as error:
                 log.debug("catalog: %s", error)
             finally:
@@ -86,6 +92,10 @@ class CatalogFollower:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await asyncio.gather(*map(self._end, links), *self._tasks, return_exceptions=True)
+
+    def _usage(self, number: int) -> Usage:
+        counts = [EndpointUsage(key, self._directory.leases(key)) for key in self._links]
+        return Usage(number, tuple(each for each in counts if each.requests))
 
     def _apply(self, update: CatalogUpdate) -> None:
         self._update = update

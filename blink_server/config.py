@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 from blink_server.errors import InvalidModel, Problem
@@ -88,14 +89,21 @@ def load_model_settings(model_directory: Path) -> ModelSettings:
     )
 
 
-def check_model_config(directory: Path, *, defaults: Mapping[str, Any] | None = None) -> Checked:
+def check_model_config(
+    directory: Path,
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    override: Mapping[str, Any] | None = None,
+) -> Checked:
     """Read config.json over `defaults` (of the model's model.json), and look at the files it names.
+
+    `override` goes over it in turn.
 
     Each must be named relative to the directory, stay inside it, and be a readable regular file
     that is not empty.
     """
     path = directory / CONFIG_FILE
-    checked = _check("model_config", path, defaults or {})
+    checked = _check("model_config", path, defaults or {}, override or {})
     problems = list(checked.problems)
     for parts in FILE_FIELDS:
         name = _at(checked.document, parts)
@@ -121,7 +129,12 @@ def check_graph_grid(directory: Path) -> Checked:
     return Checked(checked.document, problems)
 
 
-def _check(schema: SchemaName, path: Path, defaults: Mapping[str, Any]) -> Checked:
+def _check(
+    schema: SchemaName,
+    path: Path,
+    defaults: Mapping[str, Any],
+    override: Mapping[str, Any] = MappingProxyType({}),
+) -> Checked:
     try:
         if _leads_out(path.parent, path):
             raise InvalidModel([Problem(path, "", None, _LEADS_OUT)])
@@ -129,7 +142,7 @@ def _check(schema: SchemaName, path: Path, defaults: Mapping[str, Any]) -> Check
     except InvalidModel as error:
         return Checked({}, error.problems)
     if isinstance(document, dict):
-        document = _merged(defaults, document)
+        document = _merged(_merged(defaults, document), override)
     problems = find_problems(schema, document, path)
     if not isinstance(document, dict):
         return Checked({}, problems)

@@ -1,4 +1,4 @@
-"""The provisioner's side of the control channel: one Unix socket for runners and workers.
+"""The provisioner's side of the control channel: one Unix socket for runners, workers, clients.
 
 Only processes of the same user may connect. The first line of a connection says who it is; what is
 not a message ends the connection, with the peer and the fault in the log.
@@ -16,7 +16,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 
 from blink_server.message_codec import MAX_LINE, ProtocolError, decode, encode
-from blink_server.messages import REGISTRATIONS, Message, RegisterRunner, RegisterWorker
+from blink_server.messages import (
+    REGISTRATIONS,
+    Message,
+    RegisterClient,
+    RegisterRunner,
+    RegisterWorker,
+)
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +64,12 @@ class ControlServer:
         *,
         on_runner: Callable[[Peer, RegisterRunner], Awaitable[None]],
         on_worker: Callable[[Peer, RegisterWorker], Awaitable[None]],
+        on_client: Callable[[Peer, RegisterClient], Awaitable[None]] | None = None,
     ) -> None:
         self._path = path
         self._on_runner = on_runner
         self._on_worker = on_worker
+        self._on_client = on_client
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -112,14 +120,16 @@ class ControlServer:
         if line is None:
             return
         registration = decode(line, REGISTRATIONS)
-        assert isinstance(registration, RegisterRunner | RegisterWorker)
+        assert isinstance(registration, RegisterRunner | RegisterWorker | RegisterClient)
         if registration.pid != pid:
             raise ProtocolError(f"registered as process {registration.pid}")
         peer = Peer(f"{registration.role} {pid}", reader, writer)
         if isinstance(registration, RegisterRunner):
             await self._on_runner(peer, registration)
-        else:
+        elif isinstance(registration, RegisterWorker):
             await self._on_worker(peer, registration)
+        elif self._on_client is not None:
+            await self._on_client(peer, registration)
 
 
 async def _read_line(reader: asyncio.StreamReader) -> bytes | None:

@@ -1,14 +1,15 @@
 """The messages of the control channel, as small frozen records.
 
 Runner to provisioner: `RegisterRunner`, then `Progress` any number of times, then `Ready` or
-`Failed`. Worker to provisioner: `RegisterWorker`, then `Connected` and `Released`. Provisioner to
-runner: `Drain`, `Stop`. Provisioner to worker: `CatalogUpdate`, always complete.
+`Failed`. Worker to provisioner: `RegisterWorker`, then `Connected` and `Released`, and `Usage` for
+each `CountUsage`. Provisioner to runner: `Drain`, `Stop`. Provisioner to worker: `CatalogUpdate`,
+always complete. Client to provisioner: `RegisterClient`, then `Ask`, each with its `Answer`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from blink_server.backend import Endpoint
@@ -148,13 +149,96 @@ class CatalogUpdate:
     ending: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class CountUsage:
+    """Say, with this number, how many requests hold which endpoint."""
+
+    TYPE: ClassVar[str] = "count_usage"
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointUsage:
+    """How many requests of a worker hold an endpoint."""
+
+    endpoint: EndpointKey
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What `CountUsage` asked for."""
+
+    TYPE: ClassVar[str] = "usage"
+    id: int
+    endpoints: tuple[EndpointUsage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterClient:
+    """The first line of whoever has questions."""
+
+    TYPE: ClassVar[str] = "register"
+    pid: int
+    role: Literal["client"] = "client"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question; `config` and `force` belong to load, `usage` (count requests) to index."""
+
+    TYPE: ClassVar[str] = "ask"
+    id: int
+    action: Literal["index", "load", "unload"]
+    model: str = ""
+    config: Mapping[str, Any] | None = None
+    force: bool = False
+    usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """One version in the index; version 0 stands for a model that has none.
+
+    `since`: seconds since 1970, 0 where it was never loaded. `requests`: in flight, over all
+    workers, where they were counted.
+    """
+
+    model: str
+    version: int
+    state: str
+    reason: str = ""
+    epoch: int = 0
+    since: float = 0.0
+    load_seconds: float = 0.0
+    requests: int = 0
+
+    def with_usage(self, requests: int) -> ModelRow:
+        """The same with so many requests."""
+        return replace(self, requests=requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To the `Ask` of the same id: done, not allowed, no such model, or failed and why."""
+
+    TYPE: ClassVar[str] = "answer"
+    id: int
+    outcome: Literal["done", "refused", "unknown", "failed"] = "done"
+    error: str = ""
+    rows: tuple[ModelRow, ...] = ()
+
+
 RunnerMessage = RegisterRunner | Progress | Ready | Failed
 RunnerCommand = Drain | Stop
-WorkerMessage = RegisterWorker | Connected | Released
-Message = RunnerMessage | RunnerCommand | WorkerMessage | CatalogUpdate
+WorkerMessage = RegisterWorker | Connected | Released | Usage
+ClientMessage = RegisterClient | Ask | Answer
+Message = RunnerMessage | RunnerCommand | WorkerMessage | CatalogUpdate | CountUsage | ClientMessage
 
 FROM_RUNNER: tuple[type[Message], ...] = (RegisterRunner, Progress, Ready, Failed)
 TO_RUNNER: tuple[type[Message], ...] = (Drain, Stop)
-FROM_WORKER: tuple[type[Message], ...] = (RegisterWorker, Connected, Released)
-TO_WORKER: tuple[type[Message], ...] = (CatalogUpdate,)
-REGISTRATIONS: tuple[type[Message], ...] = (RegisterRunner, RegisterWorker)
+FROM_WORKER: tuple[type[Message], ...] = (RegisterWorker, Connected, Released, Usage)
+TO_WORKER: tuple[type[Message], ...] = (CatalogUpdate, CountUsage)
+FROM_CLIENT: tuple[type[Message], ...] = (RegisterClient, Ask)
+TO_CLIENT: tuple[type[Message], ...] = (Answer,)
+REGISTRATIONS: tuple[type[Message], ...] = (RegisterRunner, RegisterWorker, RegisterClient)

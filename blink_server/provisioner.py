@@ -19,9 +19,11 @@ from blink_server.control_server import ControlServer, first_done
 from blink_server.errors import BlinkError
 from blink_server.front import Front, FrontOptions
 from blink_server.plugins import Plugins
+from blink_server.repository.admin import Admin, ControlMode
 from blink_server.repository.follower import RepositoryFollower
 from blink_server.repository.manager import Manager
 from blink_server.repository.reader import RepositoryReader
+from blink_server.repository.requests import LoadRequest, LoadRequests
 from blink_server.repository.settling import Settling
 from blink_server.repository.supervisor import Limits
 from blink_server.repository.wanted import WantedSet
@@ -38,15 +40,17 @@ _CONNECT_SECONDS = 10.0
 class ServeOptions:
     """Everything that `serve` was asked for.
 
-    `watch`: follow changes of the repositories; with `polling_seconds` by looking that often,
-    without by the kernel's events. `settle_seconds`: how long a version must have been still.
+    `load_models`: what to load at the start in explicit mode; "*" is all. Changes are followed by
+    looking every `polling_seconds`, or by the kernel's events. `settle_seconds`: how long a version
+    must have been still.
     """
 
     repositories: Sequence[Path]
     front: FrontOptions
     runtime_directory: Path | None = None
     limits: Limits = field(default_factory=Limits)
-    watch: bool = True
+    control: ControlMode = ControlMode.WATCH
+    load_models: Sequence[str] = ()
     polling_seconds: float | None = None
     settle_seconds: float = 1.0
 
@@ -68,6 +72,7 @@ class Provisioner:
         self._stopping = asyncio.Event()
         self._runtime: RuntimeDirectory
         self._follower: RepositoryFollower
+        self._requests: LoadRequests | None
         self.wanted: WantedSet
         self.front: Front
         self.manager: Manager
@@ -88,7 +93,10 @@ class Provisioner:
         reader = RepositoryReader(
             options.repositories, self._plugins, Settling(options.settle_seconds)
         )
-        self._follower = RepositoryFollower(reader, self._apply)
+        explicit = options.control is ControlMode.EXPLICIT
+        asked = {name: LoadRequest() for name in options.load_models}
+        self._requests = LoadRequests(asked) if explicit else None
+        self._follower = RepositoryFollower(reader, self._apply, self._requests)
         self.wanted = await self._follower.first()
         self._runtime = open_runtime_directory(self._options.runtime_directory)
         try:
@@ -125,10 +133,14 @@ class Provisioner:
             tokenizers=self._plugins.tokenizers,
         )
         self._started.append(self.manager)
+        admin = Admin(
+            self._options.control, self.manager, self._catalog, self._follower, self._requests
+        )
         control = ControlServer(
             self._runtime.control_socket,
             on_runner=self.manager.runner_connected,
             on_worker=self._catalog.serve_worker,
+            on_client=admin.serve_client,
         )
         try:
             await self.manager.inherit()
@@ -150,7 +162,7 @@ class Provisioner:
     async def _follow(self) -> None:
         """Keep to what the repositories hold, if they are watched."""
         options = self._options
-        if not options.watch:
+        if options.control is not ControlMode.WATCH:
             await self._stopping.wait()
             return
         watcher = Watcher(options.repositories, polling_seconds=options.polling_seconds)

@@ -18,6 +18,7 @@ from blink_server.listener import is_loopback, url_of
 from blink_server.logs import LEVELS, configure_logging
 from blink_server.plugins import DIRECTORIES_VARIABLE, load_plugins
 from blink_server.provisioner import Provisioner, ServeOptions
+from blink_server.repository.admin import ControlMode
 from blink_server.repository.harness import State
 from blink_server.repository.supervisor import Limits, Supervisor
 
@@ -77,10 +78,17 @@ from blink_server.repository.supervisor import Limits, Supervisor
 )
 @click.option(
     "--model-control",
-    type=click.Choice(("none", "watch")),
-    default="watch",
+    type=click.Choice([str(mode) for mode in ControlMode]),
+    default=str(ControlMode.WATCH),
     show_default=True,
-    help="none: serve what is there at the start; watch: follow changes of the repository.",
+    help="none: serve what is there at the start; watch: follow changes of the repository; "
+    "explicit: serve what is asked for by request.",
+)
+@click.option(
+    "--load-model",
+    "load_models",
+    multiple=True,
+    help="With --model-control explicit: load this model at the start, * all; may be repeated.",
 )
 @click.option(
     "--repository-polling",
@@ -121,6 +129,7 @@ def serve_command(
     drain_timeout_secs: float,
     load_parallelism: int,
     model_control: str,
+    load_models: tuple[str, ...],
     polling_seconds: float | None,
     settle_secs: float,
     runtime_dir: Path | None,
@@ -129,6 +138,8 @@ def serve_command(
     http: HttpOptions,
 ) -> None:
     """Serve every valid version of a model repository over HTTP."""
+    if load_models and model_control != ControlMode.EXPLICIT:
+        raise BlinkError("--load-model needs --model-control explicit: else all models are loaded")
     _check_access(host, api_key_file, insecure=insecure)
     configure_logging(log_level)
     os.environ[LOG_LEVEL_VARIABLE] = log_level
@@ -149,7 +160,8 @@ def serve_command(
         limits=Limits(
             load=load_timeout_secs, drain=drain_timeout_secs, parallel_loads=load_parallelism
         ),
-        watch=model_control == "watch",
+        control=ControlMode(model_control),
+        load_models=load_models,
         polling_seconds=polling_seconds,
         settle_seconds=settle_secs,
     )

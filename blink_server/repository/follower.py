@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from blink_server.errors import BlinkError
 from blink_server.repository.reader import RepositoryReader
+from blink_server.repository.requests import LoadRequests
 from blink_server.repository.wanted import WantedSet
 from blink_server.repository.watcher import Watcher
 
@@ -21,24 +22,36 @@ class RepositoryFollower:
     """All calls on the provisioner's event loop; the reading is done in a thread."""
 
     def __init__(
-        self, reader: RepositoryReader, apply: Callable[[WantedSet], Awaitable[None]]
+        self,
+        reader: RepositoryReader,
+        apply: Callable[[WantedSet], Awaitable[None]],
+        requests: LoadRequests | None = None,
     ) -> None:
+        """`apply` takes what is wanted. `requests`: only these models are."""
         self._reader = reader
         self._apply = apply
+        self._requests = requests
+        self._looking = asyncio.Lock()
         self._told: set[str] = set()
         self._seconds = 0.0  # of the last look
+        self.wanted = WantedSet()  # as of the last look
 
     async def first(self) -> WantedSet:
         """The wanted set at the start, waiting for what is still being written, but not for long.
 
         Raises BlinkError for a repository that cannot be read.
         """
-        wanted = await self._read()
-        if (due := self._reader.due) is not None:
-            await asyncio.sleep(due)
-            wanted = await self._read()
+        wanted = await self._read_settled()
         self._told = _complaints(wanted)  # the server's summary shows them
         return wanted
+
+    async def look(self) -> WantedSet:
+        """Look and apply now. Raises BlinkError for a repository that cannot be read."""
+        async with self._looking:
+            wanted = await self._read_settled()
+            self._tell(wanted)
+            await self._apply(wanted)
+            return wanted
 
     async def run(self, watcher: Watcher) -> None:
         """Look and apply until cancelled. A repository that cannot be read changes nothing."""
@@ -57,10 +70,19 @@ class RepositoryFollower:
             await asyncio.sleep(self._seconds / _SHARE)
             await watcher.wait(self._reader.due)
 
+    async def _read_settled(self) -> WantedSet:
+        wanted = await self._read()
+        if (due := self._reader.due) is not None:
+            await asyncio.sleep(due)
+            wanted = await self._read()
+        return wanted
+
     async def _read(self) -> WantedSet:
         began = time.monotonic()
+        requests = self._requests.copy() if self._requests is not None else None
         try:
-            return await asyncio.to_thread(self._reader.read)
+            self.wanted = await asyncio.to_thread(self._reader.read, requests)
+            return self.wanted
         finally:
             self._seconds = time.monotonic() - began
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from blink_server.backend import Backend, ModelVersion
@@ -102,6 +102,27 @@ class Manager:
         """Wait until every wanted version has been READY or UNAVAILABLE once."""
         for supervisor in list(self._supervisors.values()):
             await supervisor.settled.wait()
+
+    async def supervising(self, generations: Collection[Generation]) -> list[Supervisor]:
+        """Wait until each of these, as far as it is still wanted, has begun; returns them.
+
+        One that is still ending, wanted again, begins when it has ended.
+        """
+        while True:
+            wanted = [each for each in generations if each in self._wanted]
+            found = [self._supervisors.get(each) for each in wanted]
+            begun = [each for each in found if each is not None and not each.leaving]
+            if len(begun) == len(wanted):
+                return begun
+            await self._catalog.next_change()
+
+    async def until_left(self, model: str) -> None:
+        """Wait until no version of the model is READY."""
+        while any(
+            generation.model == model and each.harness.state is State.READY
+            for generation, each in self._supervisors.items()
+        ):
+            await self._catalog.next_change()
 
     @property
     def supervisors(self) -> Sequence[Supervisor]:

@@ -14,11 +14,14 @@ from typing import Any
 from blink_server.errors import InvalidModel, Problem
 from blink_server.plugins import Plugins
 from blink_server.repository.policy import VersionKey
+from blink_server.repository.requests import LoadRequest, LoadRequests
 from blink_server.repository.settling import Settling
 from blink_server.repository.source import SourceModel, read_repositories
 from blink_server.repository.stamps import Stamp, read_stamp
 from blink_server.repository.validator import validate_version
 from blink_server.repository.wanted import InvalidVersion, WantedSet, WantedVersion
+
+_ANY = LoadRequest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class _Validated:
 
     stamp: Stamp
     defaults: Mapping[str, Any]
+    request: LoadRequest
     result: WantedVersion | InvalidVersion
 
 
@@ -43,21 +47,34 @@ class RepositoryReader:
         self._validated: dict[Path, _Validated] = {}
         self._known: set[str] = set()  # models that have been seen complete
 
-    def read(self) -> WantedSet:
-        """The wanted set as of now. Raises BlinkError for a repository that cannot be read."""
+    def read(self, requests: LoadRequests | None = None) -> WantedSet:
+        """The wanted set as of now, of those models alone that are asked for where some are.
+
+        Raises BlinkError for a repository that cannot be read.
+        """
         self._stamps, self._unsettled = {}, set()
         models = read_repositories(self._repositories, visible=self._visible)
         self._forget_what_is_gone(models.values())
         complete = [model for model in models.values() if self._is_complete(model)]
         self._known = {model.name for model in models.values() if model.name in self._known}
         self._known.update(model.name for model in complete if model.readable)
-        results = [self._result(model, n) for model in complete for n in model.wanted]
+        results = [
+            self._result(model, number, request)
+            for model in complete
+            if (request := _ANY if requests is None else requests.get(model.name)) is not None
+            for number in model.wanted
+        ]
         return WantedSet(
             valid=[each for each in results if isinstance(each, WantedVersion)],
             invalid=[each for each in results if isinstance(each, InvalidVersion)],
             problems=[problem for model in complete for problem in model.problems],
-            held={model.name for model in models.values() if not model.readable},
+            held={
+                model.name
+                for model in models.values()
+                if not model.readable and (requests is None or requests.get(model.name))
+            },
             aliases={model.name: model.aliases for model in complete if model.readable},
+            present={model.name: tuple(model.versions) for model in complete},
         )
 
     @property
@@ -88,29 +105,32 @@ class RepositoryReader:
     def _writing(self, model: SourceModel) -> bool:
         return any(directory.parent == model.directory for directory in self._unsettled)
 
-    def _result(self, model: SourceModel, number: int) -> WantedVersion | InvalidVersion:
+    def _result(
+        self, model: SourceModel, number: int, request: LoadRequest
+    ) -> WantedVersion | InvalidVersion:
         directory = model.versions[number]
         stamp, defaults = self._stamps[directory], model.settings.defaults
         before = self._validated.get(directory)
+        now = stamp, defaults, request
         if before is not None and (
-            directory in self._unsettled or (before.stamp, before.defaults) == (stamp, defaults)
+            directory in self._unsettled or (before.stamp, before.defaults, before.request) == now
         ):
             return _with_settings(before.result, model)
-        result = self._validate(model, number, stamp)
-        self._validated[directory] = _Validated(stamp, defaults, result)
+        result = self._validate(model, number, stamp, request)
+        self._validated[directory] = _Validated(*now, result)
         return result
 
     def _validate(
-        self, model: SourceModel, number: int, stamp: Stamp
+        self, model: SourceModel, number: int, stamp: Stamp, request: LoadRequest
     ) -> WantedVersion | InvalidVersion:
         directory = model.versions[number]
         try:
-            version = validate_version(model, number, self._plugins)
+            version = validate_version(model, number, self._plugins, override=request.config)
         except InvalidModel as error:
             return InvalidVersion(
                 VersionKey(model.name, number), directory, _reason(error.problems, directory)
             )
-        found = WantedVersion(version, content=stamp.content(version.config))
+        found = WantedVersion(version, content=stamp.content(version.config) + request.mark)
         return _with_settings(found, model)
 
 

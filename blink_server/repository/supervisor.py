@@ -59,6 +59,7 @@ class Surroundings:
     """What the supervisors of one server share.
 
     `loading` is held during a load; `tokenizers` are the plugins'. `publish` tells the workers what
+    `loading` is held during a load; `tokenizers` are the plugins'. `publish` tells the workers what
     has changed; `released` waits until no worker holds that runner's endpoint; `threads` tells the
     CPU threads that a version may have, if it is loaded now.
     """
@@ -129,6 +130,11 @@ class Supervisor:
             awaited=self.awaited,
         )
 
+    @property
+    def leaving(self) -> bool:
+        """Whether it has been told to go."""
+        return self._leaving.is_set()
+
     def leave(self, drain_seconds: float) -> None:
         """Have the version drained and its runner ended; `run` returns when that is done."""
         self._drain_seconds = drain_seconds
@@ -141,7 +147,8 @@ class Supervisor:
             self.runner.process.kill()
 
     def retry(self) -> None:
-        """Load again now, where it waits for its time to do so."""
+        """Load again now, where it waits for its time to do so; `settled` tells the outcome."""
+        self.settled.clear()
         self._retry.set()
 
     async def run(self) -> None:

@@ -20,14 +20,23 @@ from blink_server.schema_problems import nearest
 from blink_server.text.chat_template import ChatTemplate
 
 
-def validate_version(model: SourceModel, version: int, plugins: Plugins) -> ModelVersion:
+def validate_version(
+    model: SourceModel,
+    version: int,
+    plugins: Plugins,
+    *,
+    override: Mapping[str, Any] | None = None,
+) -> ModelVersion:
     """Check everything about one version of a model that can be checked without loading it.
+
+    `override` goes over its config.json.
 
     Its files and its names of plugins; when these are right, that its tokenizer and chat template
     can be used, and what its backend has to say. Raises InvalidModel with every problem found.
     """
     directory = model.versions[version]
-    config = check_model_config(directory, defaults=model.settings.defaults)
+    defaults = model.settings.defaults
+    config = check_model_config(directory, defaults=defaults, override=override)
     problems = [*config.problems, *_grid_problems(directory, config.document)]
     if config.document:
         problems += _plugin_problems(directory / CONFIG_FILE, config.document, plugins)

@@ -51,6 +51,7 @@ class WantedSet:
     """All that the repositories want; `problems` are those of models, not of versions.
 
     `held`: models of which it cannot be told what they want. `aliases`: of every other model.
+    `present`: the versions that are on disk, wanted or not.
     """
 
     valid: Sequence[WantedVersion] = ()
@@ -58,3 +59,4 @@ class WantedSet:
     problems: Sequence[Problem] = ()
     held: Collection[str] = ()
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    present: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

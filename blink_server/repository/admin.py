@@ -1,0 +1,178 @@
+"""What can be asked of the repository: the index and, in explicit mode, load and unload.
+
+Asked over the control channel, by an HTTP worker or by `blink-server models`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from enum import StrEnum
+
+from blink_server.catalog import Catalog
+from blink_server.control_server import Peer
+from blink_server.errors import BlinkError
+from blink_server.message_codec import ProtocolError
+from blink_server.messages import FROM_CLIENT, Answer, Ask, EndpointKey, ModelRow, RegisterClient
+from blink_server.repository.follower import RepositoryFollower
+from blink_server.repository.harness import State
+from blink_server.repository.manager import Manager
+from blink_server.repository.policy import VersionKey
+from blink_server.repository.requests import LoadRequests
+from blink_server.repository.supervisor import Supervisor
+from blink_server.repository.wanted import WantedSet
+
+log = logging.getLogger(__name__)
+
+_REACH_SECONDS = 10.0
+
+
+class ControlMode(StrEnum):
+    """Who decides which models are served."""
+
+    NONE = "none"  # the repository as it is at the start
+    WATCH = "watch"  # the repository as it is now
+    EXPLICIT = "explicit"  # whoever asks by API
+
+
+class Admin:
+    """All calls on the provisioner's event loop."""
+
+    def __init__(
+        self,
+        mode: ControlMode,
+        manager: Manager,
+        catalog: Catalog,
+        follower: RepositoryFollower,
+        requests: LoadRequests | None,
+    ) -> None:
+        """`requests`: what the follower looks for; there in explicit mode alone."""
+        self._mode = mode
+        self._manager = manager
+        self._catalog = catalog
+        self._follower = follower
+        self._requests = requests
+
+    async def serve_client(self, peer: Peer, registration: RegisterClient) -> None:
+        """Answer one client's questions, in their order, until it goes."""
+        async for message in peer.messages(FROM_CLIENT):
+            if not isinstance(message, Ask):
+                raise ProtocolError("registered twice")
+            try:
+                answer = await self._answer(message)
+            except BlinkError as error:
+                answer = Answer(message.id, "failed", str(error))
+            await peer.send(answer)
+
+    async def _answer(self, ask: Ask) -> Answer:
+        if ask.action == "index":
+            rows = model_rows(self._follower.wanted, self._manager.supervisors)
+            used = await self._catalog.usage() if ask.usage else {}
+            return Answer(ask.id, rows=tuple(_with_usage(rows, self._manager.supervisors, used)))
+        if self._requests is None:
+            return Answer(
+                ask.id,
+                "refused",
+                f"models are loaded and unloaded by request only with --model-control explicit; "
+                f"this server has {self._mode}",
+            )
+        if ask.action == "load":
+            return await self._load(ask, self._requests)
+        return await self._unload(ask, self._requests)
+
+    async def _load(self, ask: Ask, requests: LoadRequests) -> Answer:
+        before = requests.get(ask.model)
+        requests.ask(ask.model, ask.config, force=ask.force)
+        wanted = await self._follower.look()
+        if ask.model not in wanted.present:
+            if before is None:
+                requests.drop(ask.model)
+            problems = "; ".join(str(p) for p in wanted.problems if p.file.name == ask.model)
+            return Answer(ask.id, "unknown", problems or f"there is no model {ask.model!r}")
+        generations = [each.generation for each in wanted.valid if each.key.model == ask.model]
+        supervisors = await self._manager.supervising(generations)
+        for supervisor in supervisors:
+            if supervisor.harness.state is State.UNAVAILABLE:
+                supervisor.retry()
+        log.info("load of %s asked for by %d of its versions", ask.model, len(generations))
+        await asyncio.gather(*(self._outcome(each) for each in supervisors))
+        reasons = [f"{e.key}: {e.reason}" for e in wanted.invalid if e.key.model == ask.model]
+        reasons += [
+            f"{each.wanted.key}: {each.harness.reason}"
+            for each in supervisors
+            if each.harness.state is not State.READY
+        ]
+        if reasons or not supervisors:
+            return Answer(ask.id, "failed", "; ".join(reasons) or "the model has no version")
+        return Answer(ask.id)
+
+    async def _outcome(self, supervisor: Supervisor) -> None:
+        """Wait until it serves, at every worker, or cannot."""
+        await supervisor.settled.wait()
+        if supervisor.harness.state is State.READY and supervisor.runner is not None:
+            await self._catalog.until_reachable(supervisor.runner.key, _REACH_SECONDS)
+
+    async def _unload(self, ask: Ask, requests: LoadRequests) -> Answer:
+        known = ask.model in self._follower.wanted.present or any(
+            each.wanted.key.model == ask.model for each in self._manager.supervisors
+        )
+        if not known:
+            return Answer(ask.id, "unknown", f"there is no model {ask.model!r}")
+        requests.drop(ask.model)
+        await self._follower.look()
+        await self._manager.until_left(ask.model)
+        return Answer(ask.id)
+
+
+def model_rows(wanted: WantedSet, supervisors: Iterable[Supervisor]) -> list[ModelRow]:
+    """A row for each version on disk or in service, and for each model that has none."""
+    rows: dict[VersionKey, ModelRow] = {
+        VersionKey(model, version): ModelRow(model, version, "UNAVAILABLE", "not loaded")
+        for model, versions in wanted.present.items()
+        for version in versions
+    }
+    for invalid in wanted.invalid:
+        key = invalid.key
+        rows[key] = ModelRow(key.model, key.version, "UNAVAILABLE", invalid.reason)
+    for supervisor in sorted(supervisors, key=_rank):
+        key = supervisor.wanted.key
+        rows[key] = _row(supervisor, rows.get(key))
+    for problem in wanted.problems:
+        name = problem.file.name if problem.file.is_dir() else problem.file.parent.name
+        if not any(key.model == name for key in rows):
+            rows[VersionKey(name, 0)] = ModelRow(name, 0, "UNAVAILABLE", str(problem))
+    return [rows[key] for key in sorted(rows)]
+
+
+def _rank(supervisor: Supervisor) -> tuple[bool, int]:
+    return supervisor.harness.state is State.READY, supervisor.harness.epoch
+
+
+def _row(supervisor: Supervisor, beneath: ModelRow | None) -> ModelRow:
+    """A version's row; one that serves says also why its successor does not."""
+    harness, reason = supervisor.harness, supervisor.harness.reason
+    if harness.state is State.READY and beneath is not None and beneath.since:
+        reason = f"reload: {beneath.state.lower()}"
+        reason += f": {beneath.reason}" if beneath.reason else ""
+    elif harness.state is State.READY and beneath is not None and beneath.reason != "not loaded":
+        reason = f"reload: {beneath.reason}"
+    return ModelRow(
+        model=harness.model,
+        version=harness.version,
+        state=str(harness.state),
+        reason=reason,
+        epoch=harness.epoch,
+        since=supervisor.since,
+        load_seconds=supervisor.load_seconds,
+    )
+
+
+def _with_usage(
+    rows: Iterable[ModelRow], supervisors: Iterable[Supervisor], used: dict[EndpointKey, int]
+) -> list[ModelRow]:
+    counts: dict[VersionKey, int] = {}
+    for key, count in used.items():
+        version = VersionKey(key.model, key.version)
+        counts[version] = counts.get(version, 0) + count
+    return [row.with_usage(counts.get(VersionKey(row.model, row.version), 0)) for row in rows]
