@@ -17,7 +17,7 @@ def cpu_threads(version: ModelVersion, served: Collection[ModelVersion], *, core
     """
     own: int | None = version.config["limits"].get("cpu_threads")
     if own is not None:
-        return own
+        return int(own)
     limits = [each.config["limits"].get("cpu_threads") for each in served if each is not version]
     left = cores - sum(limit for limit in limits if limit is not None)
     return max(1, left // (1 + limits.count(None)))

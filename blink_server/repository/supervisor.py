@@ -59,7 +59,6 @@ class Surroundings:
     """What the supervisors of one server share.
 
     `loading` is held during a load; `tokenizers` are the plugins'. `publish` tells the workers what
-    `loading` is held during a load; `tokenizers` are the plugins'. `publish` tells the workers what
     has changed; `released` waits until no worker holds that runner's endpoint; `threads` tells the
     CPU threads that a version may have, if it is loaded now.
     """
