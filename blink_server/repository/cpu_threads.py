@@ -17,8 +17,10 @@ def cpu_threads(version: ModelVersion, served: Collection[ModelVersion], *, core
     """
     own: int | None = version.config["limits"].get("cpu_threads")
     if own is not None:
-        return int(own)
-    limits = [each.config["limits"].get("cpu_threads") for each in served if each is not version]
+        return own
+    limits: list[int | None] = [
+        each.config["limits"].get("cpu_threads") for each in served if each is not version
+    ]
     left = cores - sum(limit for limit in limits if limit is not None)
     return max(1, left // (1 + limits.count(None)))
 
