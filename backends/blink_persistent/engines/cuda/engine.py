@@ -90,8 +90,7 @@ class CudaEngine:
         Raises InvalidModel, Unavailable where there is no GPU, PyTorch or memory, EngineFailure.
         """
         options = read_options(version)
-        # Read when CUDA starts: modules loaded later, and cudaFree, would wait for the scheduler.
-        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+        # PyTorch then gives memory back by calls that do not wait for a resident scheduler.
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         try:
             from blink_persistent.engines.cuda.provisioned import CudaProvisioned
