@@ -1,4 +1,5 @@
-"""compute-sanitizer finds nothing in the scheduler and the scripted engine's graphs."""
+"""compute-sanitizer finds nothing in the scheduler and the scripted engine's graphs, whoever
+launches them."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize("scheduler", ["device", "host"])
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck", "initcheck"])
-def test_a_crowded_run_is_clean(tool: str) -> None:
+def test_a_crowded_run_is_clean(tool: str, scheduler: str) -> None:
     program = Path(__file__).with_name("crowded_run.py")
     watched = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
-    done = subprocess.run(
-        [*watched, sys.executable, str(program)], capture_output=True, text=True, timeout=120
-    )
+    command = [*watched, sys.executable, str(program), scheduler]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all answers are right" in done.stdout
