@@ -35,7 +35,7 @@ class HostDrivenScheduler : public CudaHostScheduler {
     HostDrivenScheduler(Bytes ring, const HostEngine& engine, const std::array<uint64_t, kDriverCalls>& driver,
                         uint64_t context, uint64_t stream, const std::vector<uint64_t>& graphs, const Buffers& device,
                         const Buffers& host, bool polls, int doorbell, std::vector<int> notify, uint32_t trace_capacity)
-        : CudaHostScheduler((attach_ring(ring.data(), ring.size()), ring.data()),
+        : CudaHostScheduler(attach_ring(ring.data(), ring.size()).header,
                             make_steps(engine, driver, context, stream, graphs, device, host, polls), doorbell,
                             std::move(notify), trace_capacity) {}
 
