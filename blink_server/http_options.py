@@ -11,8 +11,13 @@ from typing import Any, TypeVar
 
 import click
 
+from blink_server.api_keys import read_api_keys
 from blink_server.errors import BlinkError
-from blink_server.gunicorn_settings import API_KEY_FILE_VARIABLE, HTTP_OPTIONS_VARIABLE
+from blink_server.gunicorn_settings import (
+    API_KEY_FILE_VARIABLE,
+    CONTROL_SOCKET_VARIABLE,
+    HTTP_OPTIONS_VARIABLE,
+)
 from blink_server.http.settings import ServerSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -29,6 +34,8 @@ class HttpOptions:
     access_log: str | None = None
     tls_certificate: str | None = None
     tls_key: str | None = None
+    admin_key_file: str | None = None
+    strict_readiness: bool = False
 
     @property
     def scheme(self) -> str:
@@ -50,6 +57,7 @@ def settings_from(environment: Mapping[str, str]) -> ServerSettings:
     """A worker's settings, from the environment that `serve` has set."""
     options = HttpOptions(**json.loads(environment.get(HTTP_OPTIONS_VARIABLE, "{}")))
     key_file = environment.get(API_KEY_FILE_VARIABLE)
+    control_socket = environment.get(CONTROL_SOCKET_VARIABLE)
     return ServerSettings(
         api_key_file=None if key_file is None else Path(key_file),
         max_body_bytes=options.max_body_mib * 1024 * 1024,
@@ -57,6 +65,9 @@ def settings_from(environment: Mapping[str, str]) -> ServerSettings:
         request_seconds=options.request_timeout_secs,
         cors_origins=tuple(filter(None, options.cors_origins.split(","))),
         access_log=options.access_log,
+        admin_key_file=None if options.admin_key_file is None else Path(options.admin_key_file),
+        control_socket=None if control_socket is None else Path(control_socket),
+        strict_readiness=options.strict_readiness,
     )
 
 
@@ -88,6 +99,12 @@ _OPTIONS = [
         "--access-log", help="File for a JSON line a request, without prompts; - is the output."
     ),
     click.option(
+        "--admin-key-file",
+        type=click.Path(path_type=Path),
+        help="File with the keys that may load and unload models over HTTP, one a line.",
+    ),
+    click.option("--strict-readiness", is_flag=True, help="Be ready only while every model is."),
+    click.option(
         "--tls-certificate",
         type=click.Path(path_type=Path),
         help="Certificate chain (PEM): serve HTTPS.",
@@ -110,6 +127,8 @@ def http_options(command: Command) -> Command:
         max_requests_per_key: int | None,
         request_timeout_secs: float | None,
         max_body_mib: int,
+        admin_key_file: Path | None,
+        strict_readiness: bool,
         **others: Any,
     ) -> Any:
         options = HttpOptions(
@@ -120,6 +139,8 @@ def http_options(command: Command) -> Command:
             access_log=_log_target(access_log),
             tls_certificate=_readable(tls_certificate, "--tls-certificate"),
             tls_key=_readable(tls_key, "--tls-key"),
+            admin_key_file=_key_file(admin_key_file),
+            strict_readiness=strict_readiness,
         )
         if (tls_certificate is None) != (tls_key is None):
             raise BlinkError("--tls-certificate and --tls-key need each other")
@@ -134,6 +155,13 @@ def http_options(command: Command) -> Command:
         decorated = option(decorated)
     result: Command = decorated
     return result
+
+
+def _key_file(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    read_api_keys(path)
+    return str(path.absolute())
 
 
 def _log_target(target: str | None) -> str | None:

@@ -10,6 +10,7 @@ from blink_server.http.access_log import AccessLog, RequestIds
 from blink_server.http.auth import ApiKeys
 from blink_server.http.docs_routes import OpenApiResource
 from blink_server.http.errors import handle_error
+from blink_server.http.kserve_routes import add_kserve_routes
 from blink_server.http.metrics import Metrics
 from blink_server.http.models import ModelDirectory
 from blink_server.http.scope import ScopedApp
@@ -81,7 +82,8 @@ def create_app(
     app = ScopedApp(middleware=_middleware(settings, metrics))
     app.add_error_handler(Exception, handle_error)
     app.add_error_handler(falcon.HTTPError, handle_error)
-    models, health = ModelsResource(directory), HealthResource(directory)
+    models = ModelsResource(directory)
+    health = HealthResource(directory, strict=settings.strict_readiness)
     app.add_route("/v1/completions", CompletionsResource(directory, settings, metrics))
     app.add_route("/v1/chat/completions", ChatResource(directory, settings, metrics))
     app.add_route("/v1/responses", ResponsesResource(directory, settings, metrics))
@@ -95,6 +97,7 @@ def create_app(
     app.add_route("/health/live", health, suffix="live")
     app.add_route("/version", VersionResource())
     app.add_route("/metrics", MetricsResource(metrics, directory))
+    add_kserve_routes(app, directory, settings, metrics, health)
     docs = OpenApiResource(settings)
     app.add_route("/openapi.json", docs)
     app.add_route("/docs", docs, suffix="page")

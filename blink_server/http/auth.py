@@ -15,13 +15,14 @@ import falcon.asgi
 
 from blink_server.api_keys import read_api_keys
 from blink_server.errors import BlinkError
-from blink_server.http.errors import TooManyRequests, Unauthorized
+from blink_server.http.errors import Forbidden, TooManyRequests, Unauthorized
 from blink_server.http.scope import cleanup_of, record_of
 from blink_server.http.settings import ServerSettings, key_digest
 
 logger = logging.getLogger(__name__)
 
-_OPEN = ("/health", "/version", "/metrics", "/openapi.json", "/docs")
+_OPEN = ("/health", "/version", "/metrics", "/openapi.json", "/docs", "/v2/health")
+_ADMIN = ("/v2/repository/models",)  # ask for a key of their own
 
 
 class KeyRing:
@@ -115,4 +116,23 @@ def _given_key(req: falcon.asgi.Request) -> str:
 
 
 def _is_open(path: str) -> bool:
-    return any(path == route or path.startswith(f"{route}/") for route in _OPEN)
+    return any(path == route or path.startswith(f"{route}/") for route in (*_OPEN, *_ADMIN))
+
+
+class AdminKeys:
+    """The keys that may load and unload models."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        """Raises `BlinkError` where the key file cannot be used."""
+        self._ring = KeyRing(frozenset(), settings.admin_key_file)
+
+    def check(self, req: falcon.asgi.Request) -> None:
+        """Raises `Forbidden` where there are no such keys, `Unauthorized` without one of them."""
+        if self._ring.open:
+            raise Forbidden(
+                "this needs an admin key, and the server has none: start it with --admin-key-file, "
+                "or use `blink-server models` on its machine"
+            )
+        digest = key_digest(_given_key(req))
+        if not sum(hmac.compare_digest(digest, known) for known in self._ring.digests):
+            raise Unauthorized("the admin key is not valid")

@@ -13,8 +13,10 @@ from blink_server.http.errors import PayloadTooLarge, SlowBody
 from blink_server.http.settings import ServerSettings
 
 
-async def read_object(request: falcon.asgi.Request, settings: ServerSettings) -> dict[str, Any]:
-    """The JSON object that a request carries.
+async def read_object(
+    request: falcon.asgi.Request, settings: ServerSettings, *, empty: bool = False
+) -> dict[str, Any]:
+    """The JSON object that a request carries; with `empty` a body of nothing is one without fields.
 
     Raises `PayloadTooLarge` before reading on, `SlowBody`, `InvalidRequest` for another content
     type, for what is not JSON (NaN and Infinity are not) and for what is no object.
@@ -26,7 +28,8 @@ async def read_object(request: falcon.asgi.Request, settings: ServerSettings) ->
             code="unsupported_content_type",
         )
     try:
-        body = json.loads(await _read(request, settings), parse_constant=_refuse_constant)
+        content = await read_bytes(request, settings)
+        body = {} if empty and not content else json.loads(content, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from error
     except ValueError as error:
@@ -36,7 +39,8 @@ async def read_object(request: falcon.asgi.Request, settings: ServerSettings) ->
     return body
 
 
-async def _read(request: falcon.asgi.Request, settings: ServerSettings) -> bytes:
+async def read_bytes(request: falcon.asgi.Request, settings: ServerSettings) -> bytes:
+    """A body as it is. Raises `PayloadTooLarge` before reading on, `SlowBody`."""
     try:
         async with asyncio.timeout(settings.body_seconds):
             return await _read_within(request, settings.max_body_bytes)

@@ -31,6 +31,14 @@ class Unauthorized(BlinkError):
     """The API key is missing or wrong (HTTP 401)."""
 
 
+class Forbidden(BlinkError):
+    """Nobody may do this here (HTTP 403)."""
+
+
+class NotFound(BlinkError):
+    """What is asked about does not exist (HTTP 404)."""
+
+
 class TooManyRequests(BlinkError):
     """The key has as many requests in progress as it may have (HTTP 429)."""
 
@@ -88,6 +96,11 @@ def anthropic_body(reply: ErrorReply) -> bytes:
     return json.dumps({"type": "error", "error": {"type": kind, "message": reply.message}}).encode()
 
 
+def kserve_body(reply: ErrorReply) -> bytes:
+    """The same error in the shape of KServe's v2 protocol."""
+    return json.dumps({"error": reply.message}).encode()
+
+
 def describe(error: Exception) -> ErrorReply:
     """What a client is told of `error`; a stranger's error is told without its details."""
     message = str(error)
@@ -101,6 +114,10 @@ def describe(error: Exception) -> ErrorReply:
             )
         case UnknownModel():
             return ErrorReply(404, "invalid_request_error", message, "model", "model_not_found")
+        case NotFound():
+            return ErrorReply(404, "invalid_request_error", message, "model", "model_not_found")
+        case Forbidden():
+            return ErrorReply(403, "invalid_request_error", message, None, "forbidden")
         case PayloadTooLarge():
             return ErrorReply(413, "invalid_request_error", message, None, "payload_too_large")
         case SlowBody():
@@ -148,6 +165,12 @@ def log_if_ours(error: Exception) -> None:
         logger.error("request %s met a defect", current_request_id.get(), exc_info=error)
 
 
+def _shaped(path: str, reply: ErrorReply) -> bytes:
+    if path.startswith("/v1/messages"):
+        return anthropic_body(reply)
+    return kserve_body(reply) if path == "/v2" or path.startswith("/v2/") else reply.body()
+
+
 async def handle_error(
     request: falcon.asgi.Request,
     response: falcon.asgi.Response,
@@ -160,8 +183,7 @@ async def handle_error(
     record_of(request).error = reply.code
     response.status = falcon.code_to_http_status(reply.status)
     response.content_type = falcon.MEDIA_JSON
-    anthropic = request.path.startswith("/v1/messages")
-    response.data = anthropic_body(reply) if anthropic else reply.body()
+    response.data = _shaped(request.path, reply)
     # A handler may have chosen a stream before it failed.
     response.stream = None
     for name, value in reply.headers.items():

@@ -9,6 +9,7 @@ gauges back. The directory belongs to one run of the server, so that nothing sta
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -94,6 +95,12 @@ class Metrics:
         self._nv_queue = gauge(
             "nv_inference_queue_duration_us", "Time in queue, cumulative", _TRITON, "sum"
         )
+        self._nv_duration = gauge(
+            "nv_inference_request_duration_us", "Time of requests served", _TRITON, "sum"
+        )
+        self._last = gauge(
+            "blink_last_inference_ms", "When a request was last served, Unix time", _TRITON, "max"
+        )
         self._responses = counter(
             "blink_http_responses", "HTTP responses begun", ("method", "route", "status")
         )
@@ -159,6 +166,9 @@ class Metrics:
         self._ended.labels(model, finished.outcome).inc()
         if finished.outcome in ("stop", "length"):
             self._nv_success.labels(*triton).inc()
+            microseconds = (finished.finished_ns - finished.received_ns) / 1e3
+            self._nv_duration.labels(*triton).inc(microseconds)
+            self._last.labels(*triton).set(time.time() * 1e3)
         else:
             reason = "CANCELED" if finished.outcome == "abort" else "BACKEND"
             self._nv_failure.labels(*triton, reason).inc()
@@ -195,11 +205,24 @@ class Metrics:
 
     def render(self) -> bytes:
         """All workers' values in Prometheus's text format; only this one's without a directory."""
+        return generate_latest(self._all_workers())
+
+    def triton_totals(self) -> dict[tuple[str, str, str], float]:
+        """All workers' values of the metrics that have a model and a version, by name and these."""
+        totals: dict[tuple[str, str, str], float] = {}
+        for family in self._all_workers().collect():
+            for sample in family.samples:
+                if {"model", "version"} <= sample.labels.keys():
+                    key = sample.name, sample.labels["model"], sample.labels["version"]
+                    totals[key] = totals.get(key, 0.0) + sample.value
+        return totals
+
+    def _all_workers(self) -> CollectorRegistry:
         if DIRECTORY_VARIABLE not in os.environ:
-            return generate_latest(self._registry)
+            return self._registry
         registry = CollectorRegistry()
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        return generate_latest(registry)
+        return registry
 
 
 def worker_exited(pid: int) -> None:

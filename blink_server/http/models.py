@@ -281,6 +281,15 @@ class ModelDirectory:
             raise Unavailable(f"the model {name!r} is changing its endpoint") from None
         return self.lease(name)
 
+    async def until_unready(self, model: str, *, timeout: float) -> None:  # noqa: ASYNC109
+        """Wait until no version of the model serves, `timeout` seconds at most."""
+        try:
+            async with asyncio.timeout(timeout):
+                while any(e.serves for e in self._models.get(model, {}).values()):
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
     def leases(self, key: EndpointKey) -> int:
         """How many requests hold an endpoint."""
         return len(self._leases.get(key, ()))

@@ -64,8 +64,10 @@ class ModelsResource:
 class HealthResource:
     """GET /health/live, /health/ready and /health."""
 
-    def __init__(self, directory: ModelDirectory) -> None:
+    def __init__(self, directory: ModelDirectory, *, strict: bool = False) -> None:
+        """`strict`: the server is ready only while every model is."""
         self._directory = directory
+        self._strict = strict
 
     async def on_get_live(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """200 while this process answers at all."""
@@ -97,9 +99,10 @@ class HealthResource:
                 return f"the server is starting: {', '.join(loading) or 'no models yet'}"
             case ServerState.DRAINING:
                 return "the server is shutting down"
-        if not entries or any(entry.serves for entry in entries):
+        waiting = [entry for entry in entries if not entry.serves]
+        if not waiting or (len(waiting) < len(entries) and not self._strict):
             return None
-        return "; ".join(f"{entry.version.key} is {why_not_ready(entry)}" for entry in entries)
+        return "; ".join(f"{entry.version.key} is {why_not_ready(entry)}" for entry in waiting)
 
 
 def server_version() -> str:

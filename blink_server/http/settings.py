@@ -20,6 +20,8 @@ class ServerSettings:
     awaited_seconds: how long a request waits for a version for which the one before made way.
     cors_origins: web pages of which origins may call ("*": all); none by default.
     access_log: file of JSON lines, "-" for standard output.
+    admin_key_file: keys that may load and unload models. control_socket: the provisioner's.
+    strict_readiness: the server is ready only while every model is.
     """
 
     api_key_digests: frozenset[bytes] = frozenset()
@@ -33,6 +35,9 @@ class ServerSettings:
     awaited_seconds: float = 60.0
     cors_origins: tuple[str, ...] = ()
     access_log: str | None = None
+    admin_key_file: Path | None = None
+    control_socket: Path | None = None
+    strict_readiness: bool = False
 
 
 def key_digest(key: str) -> bytes:

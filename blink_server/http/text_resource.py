@@ -26,8 +26,8 @@ from blink_server.text.choice_text import ShownLogprob
 MOST_LOGGED = 200  # characters of what a client may write into the access log
 
 
-class TextResource(ABC):
-    """Serves POST; the fields of the body and the shape on the wire are the subclass's."""
+class TextAnswers:
+    """Answers validated requests for text, whole or as a stream."""
 
     def __init__(
         self, directory: ModelDirectory, settings: ServerSettings, metrics: Metrics
@@ -36,11 +36,19 @@ class TextResource(ABC):
         self._settings = settings
         self._metrics = metrics
 
-    async def on_post(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
-        """Serve one request. Until the first delta is there an error is an HTTP error."""
-        received_ns = time.monotonic_ns()
-        body = await read_object(req, self._settings)
-        request, wire = self._read(body)
+    async def answer(
+        self,
+        req: falcon.asgi.Request,
+        resp: falcon.asgi.Response,
+        request: AnyRequest,
+        wire: Wire,
+        *,
+        received_ns: int,
+    ) -> None:
+        """Serve one request. Until the first delta is there an error is an HTTP error.
+
+        `received_ns`: when it came, CLOCK_MONOTONIC.
+        """
         generation = Generation(
             self._directory,
             request,
@@ -61,6 +69,16 @@ class TextResource(ABC):
             sse.respond(resp, _stream(generation, first, deltas, wire), wire.failure)
         else:
             resp.data = await _whole(generation, deltas, wire)
+
+
+class TextResource(TextAnswers, ABC):
+    """Serves POST; the fields of the body and the shape on the wire are the subclass's."""
+
+    async def on_post(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
+        """Read the body, and answer."""
+        received_ns = time.monotonic_ns()
+        request, wire = self._read(await read_object(req, self._settings))
+        await self.answer(req, resp, request, wire, received_ns=received_ns)
 
     @abstractmethod
     def _read(self, body: Mapping[str, Any]) -> tuple[AnyRequest, Wire]:

@@ -1,0 +1,100 @@
+"""What a request of KServe's v2 protocol may say of an answer, as Triton's LLM backends have it.
+
+The names are those of Triton's vLLM backend, and the TensorRT-LLM backend's where they differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blink_server.errors import InvalidRequest
+from blink_server.http.openai_requests import CompletionRequest, parse_completion
+
+TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
+
+_SAME = frozenset(
+    {
+        "max_tokens",
+        "min_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+        "priority",
+    }
+)
+_OTHER_NAMES = {
+    "min_length": "min_tokens",
+    "random_seed": "seed",
+    "stop_words": "stop",
+    "runtime_top_k": "top_k",
+    "runtime_top_p": "top_p",
+}
+# Triton's TensorRT-LLM clients send these with every request; here they have nothing to say.
+_WITHOUT_EFFECT = frozenset({"pad_id", "id", "binary_data_output", "timeout"})
+
+
+@dataclass(frozen=True, slots=True)
+class TextQuestion:
+    """What is to be generated, and whether each text begins with its prompt."""
+
+    request: CompletionRequest
+    stream: bool
+
+
+def text_question(
+    model: str, prompts: Sequence[str], given: Mapping[str, Any], *, max_n: int
+) -> TextQuestion:
+    """The request that `given`, the inputs and parameters beside the prompts, describes.
+
+    As with Triton's vLLM backend an answer that is not streamed begins with its prompt, unless
+    `exclude_input_in_output`. Raises InvalidRequest.
+    """
+    fields = {**given, **_sampling_parameters(given.get("sampling_parameters", "{}"))}
+    fields.pop("sampling_parameters", None)
+    stream = _flag(fields, "stream")
+    exclude = _flag(fields, "exclude_input_in_output")
+    body: dict[str, Any] = {"model": model, "prompt": list(prompts), "stream": stream}
+    body["echo"] = not (exclude or stream)
+    for name, value in fields.items():
+        field = _OTHER_NAMES.get(name, name)
+        if field in _SAME:
+            # An empty list of stop words is how some clients say that there are none.
+            if value not in ("", []):
+                body[field] = value
+        elif name == "bad_words" and not value:
+            continue
+        elif name not in _WITHOUT_EFFECT:
+            raise InvalidRequest(f"{name} is not known here", param=name)
+    return TextQuestion(parse_completion(body, max_n=max_n), stream)
+
+
+def _flag(fields: dict[str, Any], name: str) -> bool:
+    value = fields.pop(name, False)
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} is {value!r}; it must be true or false", param=name)
+    return value
+
+
+def _sampling_parameters(value: Any) -> dict[str, Any]:
+    """A JSON object, as such or as text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "{}")
+        except ValueError:
+            value = None
+    if not isinstance(value, dict):
+        raise InvalidRequest("sampling_parameters must be a JSON object", param="parameters")
+    return value
