@@ -16,18 +16,11 @@ in one thread.
 from __future__ import annotations
 
 import asyncio
-import json
-import statistics
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 from tokenizers import Tokenizer
 
 from blink_server.errors import BlinkError
@@ -35,10 +28,10 @@ from blink_server.testing.stream_client import StreamedAnswer, stream_answer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from machine import describe_machine
+from measures import Measure, keep, report
 from served import proportional_bytes, served
 
 PROJECT = Path(__file__).resolve().parents[2]
-RESULTS = Path(__file__).parent / "results"
 MODEL = "smollm2-135m-instruct"
 STREAMS = 8
 ANSWER_TOKENS = 200
@@ -51,32 +44,6 @@ _PROSE = (
     "and old men argued about the weather with great precision. When the railway came, it "
     "brought visitors who admired the light and painters who stayed for the winter. "
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One figure of the report: its raw values, and what its median is held against."""
-
-    name: str
-    unit: str
-    values: tuple[float, ...]
-    at_least: float | None = None
-    at_most: float | None = None
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.values)
-
-    @property
-    def met(self) -> bool:
-        low = self.at_least is None or self.median >= self.at_least
-        return low and (self.at_most is None or self.median <= self.at_most)
-
-    @property
-    def target(self) -> str:
-        if self.at_least is not None:
-            return f">= {self.at_least:g}"
-        return "" if self.at_most is None else f"<= {self.at_most:g}"
 
 
 async def chat(url: str, topic: str) -> StreamedAnswer:
@@ -151,32 +118,6 @@ async def measure(repository: Path, rounds: int) -> tuple[list[Measure], dict[st
     ], memory
 
 
-def report(measures: Sequence[Measure]) -> Table:
-    """The table that is printed."""
-    table = Table("measure", "median", "of", "target", "")
-    for one in measures:
-        values = " ".join(f"{value:.3g}" for value in one.values)
-        verdict = "" if not one.target else "met" if one.met else "MISSED"
-        table.add_row(one.name, f"{one.median:.3g} {one.unit}", values, one.target, verdict)
-    return table
-
-
-def write_results(
-    measures: Sequence[Measure], memory: dict[str, int], machine: dict[str, Any]
-) -> Path:
-    """Keep everything under results/, by date."""
-    document = {
-        "method": (__doc__ or "").strip(),
-        "machine": machine,
-        "measures": [{**asdict(one), "median": one.median, "met": one.met} for one in measures],
-        "memory_bytes": memory,
-    }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-cpu.json"
-    path.write_text(json.dumps(document, indent=2) + "\n")
-    return path
-
-
 @click.command()
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option(
@@ -196,7 +137,8 @@ def main(rounds: int, repository: Path) -> None:
         raise click.ClickException(str(error)) from error
     console = Console()
     console.print(report(measures))
-    console.print(f"raw numbers: {write_results(measures, memory, machine)}")
+    path = keep("cpu", __doc__, machine, measures, memory_bytes=memory)
+    console.print(f"raw numbers: {path}")
     sys.exit(0 if all(one.met for one in measures) else 1)
 
 
