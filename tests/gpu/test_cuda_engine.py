@@ -65,7 +65,9 @@ def paged(request: pytest.FixtureRequest) -> tuple[PagedDecoder, PagedDecoder]:
         part.copy_(torch.from_numpy(plain[name]))
 
     weights = fill_weights(architecture, fill, device="cuda", dtype=torch.bfloat16)
-    fused = FusedKernels(architecture, max_rows=8, capacity=2048, processors=131, device="cuda")
+    fused = FusedKernels(
+        architecture, max_rows=8, capacity=2048, processors=131, chained=True, device="cuda"
+    )
     room = {"device": "cuda", "tokens": 2048, "block_size": 64, "block_count": 200}
     return (
         PagedDecoder.build(architecture, weights, fused, **room),

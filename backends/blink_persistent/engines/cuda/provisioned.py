@@ -31,6 +31,7 @@ from blink_server.backend import ModelVersion
 from blink_server.errors import Unavailable
 
 SCHEDULERS_PROCESSORS = 1  # multiprocessors that the resident scheduler keeps to itself
+HOPPER = 9  # compute capability from which kernels can be chained
 
 Progress = Callable[[str, float], None]
 
@@ -122,7 +123,7 @@ class CudaProvisioned:
     def _decoder(self, weights: Weights, options: CudaOptions) -> Decoder:
         architecture, grid, device = options.architecture, self.grid, self.device
         places = {"device": device, "dtype": torch.bfloat16}
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        properties = torch.cuda.get_device_properties(device)
         return Decoder(
             architecture=architecture,
             weights=weights,
@@ -138,7 +139,8 @@ class CudaProvisioned:
                 architecture,
                 max_rows=grid.max_rows,
                 capacity=self.limits.max_blocks * options.block_size,
-                processors=processors - SCHEDULERS_PROCESSORS,
+                processors=properties.multi_processor_count - SCHEDULERS_PROCESSORS,
+                chained=properties.major >= HOPPER,
                 device=device,
             ),
         )

@@ -36,7 +36,7 @@ def kind_of(name: str) -> str:
 
 def compile_kernel(kernel: Any, constants: dict[str, Any], **options: int) -> None:
     """As a launch with aligned arrays would compile it."""
-    names = kernel.arg_names
+    names, constants = kernel.arg_names, {**constants, "CHAINED": True}
     kinds = {name: "constexpr" if name in constants else kind_of(name) for name in names}
     aligned = {
         (place,): [["tt.divisibility", 16]]
@@ -44,7 +44,9 @@ def compile_kernel(kernel: Any, constants: dict[str, Any], **options: int) -> No
         if kinds[name].startswith("*")
     }
     source = ASTSource(kernel, kinds, constants, aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    compiled = triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={**options, "launch_pdl": True}
+    )
     print("compiled", compiled.metadata.name, "shared", compiled.metadata.shared)
 
 
@@ -61,9 +63,10 @@ def compile_all() -> None:
         halves = {"GROUP_TILE": 4, "HALF_TILE": size // 2, "NORMED": heads == 32}
         compile_kernel(rotary.rotate_append, shape | halves, num_warps=2)
         tiles = {"DIM_TILE": size, "TILE": 64}
-        splits = {"SPLITS": 16, "GROUP_TILE": 16}
-        kernel = decode_attention.attend_split
-        compile_kernel(kernel, shape | tiles | splits, num_warps=4, num_stages=5)
+        for count in (1, 16):
+            splits = {"SPLITS": count, "GROUP_TILE": 16, "TILE": 32}
+            kernel = decode_attention.attend_split
+            compile_kernel(kernel, shape | tiles | splits, num_warps=4, num_stages=5)
         combined = {"HEAD_DIM": size, "SPLITS": 16, "SPLIT_TILE": 16, "DIM_TILE": size}
         compile_kernel(decode_attention.combine_splits, combined, num_warps=2)
         for query_tile, warps in ((128, 8), (16, 4)):

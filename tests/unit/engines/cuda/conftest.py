@@ -50,9 +50,15 @@ def kernel_kinds() -> dict[str, Callable[[Any], Any]]:
 
     kinds: dict[str, Callable[[Any], Any]] = {"reference": lambda architecture: ReferenceKernels()}
     if INTERPRETS:
-        from blink_persistent.engines.cuda.kernels.fused import FusedKernels
+        from blink_persistent.engines.cuda.kernels.fused import DecodeTiling, FusedKernels
 
         kinds["fused"] = lambda architecture: FusedKernels(
-            architecture, max_rows=8, capacity=CAPACITY, processors=3, device="cpu"
+            architecture,
+            max_rows=8,
+            capacity=CAPACITY,
+            processors=3,
+            chained=False,
+            device="cpu",
+            decode=DecodeTiling(programs=3),
         )
     return kinds

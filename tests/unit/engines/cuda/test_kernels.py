@@ -16,7 +16,7 @@ from blink_server.testing.memory_checkpoint import tiny_architecture
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from blink_persistent.engines.cuda.kernels.fused import FusedKernels, decode_splits
+from blink_persistent.engines.cuda.kernels.fused import DecodeTiling, FusedKernels
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Rotary
 
 HERE = Path(__file__).resolve().parent
@@ -65,8 +65,9 @@ def query_rows(count: int) -> Any:
 
 def test_decode_attention_in_several_splits(pair: Pair) -> None:
     capacity = BLOCK_SIZE * MAX_BLOCKS
-    assert decode_splits(3, ARCHITECTURE.kv_heads, capacity, 3) == 1
-    assert decode_splits(1, ARCHITECTURE.kv_heads, capacity, 3) == 4
+    tiling = DecodeTiling(programs=3)
+    assert tiling.splits(3, ARCHITECTURE.kv_heads, capacity, 3) == 1
+    assert tiling.splits(1, ARCHITECTURE.kv_heads, capacity, 3) == 4
 
     def make(length: int) -> tuple[Any, ...]:
         poisoned = torch.full_like(query_rows(1), torch.nan)
@@ -151,15 +152,17 @@ def test_tokens_are_located(pair: Pair) -> None:
 
 @pytest.mark.parametrize(("rows", "kv_heads"), [(1, 8), (16, 8), (64, 3), (1000, 8)])
 def test_splits_fill_the_processors_and_no_more(rows: int, kv_heads: int) -> None:
-    splits = decode_splits(rows, kv_heads, 1 << 20, 131)
+    splits = DecodeTiling(programs=3).splits(rows, kv_heads, 1 << 20, 131)
     assert splits == 1 or rows * kv_heads * splits <= 3 * 131
     assert splits == 64 or rows * kv_heads * (splits + 1) > 3 * 131
 
 
 def test_scratch_holds_every_number_of_rows() -> None:
-    kernels = FusedKernels(ARCHITECTURE, max_rows=9, capacity=4096, processors=5, device="cpu")
+    kernels = FusedKernels(
+        ARCHITECTURE, max_rows=9, capacity=4096, processors=5, chained=False, device="cpu"
+    )
     for rows in range(1, 10):
-        splits = decode_splits(rows, ARCHITECTURE.kv_heads, 4096, 5)
+        splits = DecodeTiling().splits(rows, ARCHITECTURE.kv_heads, 4096, 5)
         assert kernels.scratch_heads >= rows * splits * ARCHITECTURE.heads
 
 
@@ -169,4 +172,4 @@ def test_every_kernel_compiles_for_the_gpu() -> None:
     command = [sys.executable, str(HERE / "compile_kernels.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count("compiled") == 15
+    assert done.stdout.count("compiled") == 17

@@ -27,6 +27,7 @@ constexpr uint32_t kIdBits = 20;
 constexpr float kMassScale = 0x1.0p44f;
 constexpr uint32_t kPromptBit = 1u << 31;  // of a token's count: it is part of the prompt
 constexpr uint32_t kBars = 5;
+constexpr uint32_t kBatch = 8;  // logits that a lane has under way at once
 
 template <class Block>
 class BlockSampler {
@@ -155,19 +156,31 @@ class BlockSampler {
             if (inside(prompt[i])) visit(prompt[i], true);
     }
 
+    // Every `step`th logit from `first` on, below `end`, in order; loaded a batch at a time.
+    template <class Visit>
+    BLINK_DEV void visit(uint32_t first, uint32_t end, uint32_t step, Visit visitor) const {
+        for (uint32_t id = first; id < end; id += kBatch * step) {
+            float batch[kBatch];
+            for (uint32_t j = 0; j < kBatch; ++j) batch[j] = id + j * step < end ? logits_[id + j * step] : -infinity();
+            for (uint32_t j = 0; j < kBatch; ++j)
+                if (id + j * step < end) visitor(id + j * step, batch[j]);
+        }
+    }
+
     // The best token's key; 0 where a logit is NaN or infinite, or none is above minus infinity.
     BLINK_DEV uint64_t best_key() {
-        uint64_t best = 0;
+        float best = -infinity();
+        uint32_t at = block_.lane();
         bool bad = false;
-        for (uint32_t id = block_.lane(); id < size_; id += block_.lanes()) {
-            const float logit = logits_[id];
+        visit(block_.lane(), size_, block_.lanes(), [&](uint32_t id, float logit) {
             bad |= !(logit < infinity());
-            const uint64_t mine = key(logit, id);
-            best = mine > best ? mine : best;
-        }
-        best = block_.max(bad ? ~uint64_t{0} : best);
-        if (best == ~uint64_t{0} || logits_[id_of(best)] == -infinity()) return 0;
-        return best;
+            at = logit > best ? id : at;
+            best = logit > best ? logit : best;
+        });
+        const uint64_t mine = at < size_ ? key(best, at) : 0;
+        const uint64_t top = block_.max(bad ? ~uint64_t{0} : mine);
+        if (top == ~uint64_t{0} || logits_[id_of(top)] == -infinity()) return 0;
+        return top;
     }
 
     BLINK_DEV int32_t draw() {
@@ -175,7 +188,9 @@ class BlockSampler {
         inverse_ = fminf(1.0f / row_.temperature, 3.402823466e38f);
         const float uniform = uniform_at(row_.seed, row_.position);
         if (row_.min_p <= 0.0f && row_.top_k <= 0 && row_.top_p >= 1.0f)
-            return walk(size_, uniform, [this](uint32_t id) { return Candidate{id, mass(weight(logits_[id]))}; });
+            return walk(size_, uniform, [this](uint32_t first, uint32_t end, auto visitor) {
+                visit(first, end, 1, [&](uint32_t id, float logit) { visitor(id, mass(weight(logit))); });
+            });
         const Survey found = survey(row_.min_p);
         const uint64_t wanted = least(static_cast<uint64_t>(row_.top_k), found.counts[kBars - 1]);
         uint32_t bar = 0;
@@ -192,9 +207,9 @@ class BlockSampler {
             const uint64_t top = greatest_key([&](uint64_t k) { return is_share(mass_from(k, listed), within); });
             lowest = top > lowest ? top : lowest;
         }
-        return walk(listed, uniform, [this, lowest](uint32_t at) {
-            const uint64_t k = scratch_[at];
-            return Candidate{id_of(k), k >= lowest ? mass_of(k) : 0};
+        return walk(listed, uniform, [this, lowest](uint32_t first, uint32_t end, auto visitor) {
+            for (uint32_t i = first; i < end; ++i)
+                visitor(id_of(scratch_[i]), scratch_[i] >= lowest ? mass_of(scratch_[i]) : 0);
         });
     }
 
@@ -213,14 +228,14 @@ class BlockSampler {
             s.bars[j] = j + 1 == kBars ? floor : fmaxf(bar, floor);
             s.counts[j] = s.masses[j] = 0;
         }
-        for (uint32_t id = block_.lane(); id < size_; id += block_.lanes()) {
-            const float w = weight(logits_[id]);
+        visit(block_.lane(), size_, block_.lanes(), [&](uint32_t, float logit) {
+            const float w = weight(logit);
             const uint64_t m = mass(w);
             for (uint32_t j = 0; j < kBars; ++j) {
                 s.counts[j] += w >= s.bars[j];
                 s.masses[j] += w >= s.bars[j] ? m : 0;
             }
-        }
+        });
         for (uint32_t j = 0; j < kBars; ++j) {
             s.counts[j] = block_.sum(s.counts[j]);
             s.masses[j] = block_.sum(s.masses[j]);
@@ -235,12 +250,12 @@ class BlockSampler {
         const uint32_t first = block_.lane() * share < size_ ? block_.lane() * share : size_;
         const uint32_t end = first + share < size_ ? first + share : size_;
         uint64_t count = 0;
-        for (uint32_t id = first; id < end; ++id) count += weight(logits_[id]) >= bar;
+        visit(first, end, 1, [&](uint32_t, float logit) { count += weight(logit) >= bar; });
         uint64_t at = block_.scan(count);
-        for (uint32_t id = first; id < end; ++id) {
-            const float w = weight(logits_[id]);
-            if (w >= bar) scratch_[at++] = key(value(w, logits_[id]), id);
-        }
+        visit(first, end, 1, [&](uint32_t id, float logit) {
+            const float w = weight(logit);
+            if (w >= bar) scratch_[at++] = key(value(w, logit), id);
+        });
         const auto listed = static_cast<uint32_t>(block_.sum(count));
         block_.sync();
         return listed;
@@ -275,29 +290,24 @@ class BlockSampler {
         return mass(float_of(static_cast<uint32_t>(key >> kIdBits) & ~(1u << 31)));
     }
 
-    struct Candidate {
-        uint32_t id;
-        uint64_t mass;
-    };
-
     // Walks `count` candidates in id order up to `uniform` of their mass. Each lane has a run of
-    // them; the one in whose run the walk ends goes through it.
-    template <class At>
-    BLINK_DEV int32_t walk(uint32_t count, float uniform, At at) {
+    // them; the one in whose run the walk ends goes through it again. `run(first, end, visitor)`
+    // tells ids and masses.
+    template <class Run>
+    BLINK_DEV int32_t walk(uint32_t count, float uniform, Run run) {
         const uint32_t share = (count + block_.lanes() - 1) / block_.lanes();
         const uint32_t first = block_.lane() * share < count ? block_.lane() * share : count;
         const uint32_t end = first + share < count ? first + share : count;
         uint64_t mine = 0;
-        for (uint32_t i = first; i < end; ++i) mine += at(i).mass;
+        run(first, end, [&](uint32_t, uint64_t mass) { mine += mass; });
         const double goal = static_cast<double>(uniform) * static_cast<double>(block_.sum(mine));
         uint64_t below = block_.scan(mine);
         uint64_t found = 0;
         if (static_cast<double>(below) <= goal && static_cast<double>(below + mine) > goal)
-            for (uint32_t i = first; i < end && found == 0; ++i) {
-                const Candidate c = at(i);
-                below += c.mass;
-                if (c.mass != 0 && static_cast<double>(below) > goal) found = c.id + 1;
-            }
+            run(first, end, [&](uint32_t id, uint64_t mass) {
+                below += mass;
+                if (found == 0 && mass != 0 && static_cast<double>(below) > goal) found = id + 1;
+            });
         return static_cast<int32_t>(block_.max(found)) - 1;
     }
 

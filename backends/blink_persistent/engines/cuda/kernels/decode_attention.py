@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from blink_persistent.engines.cuda.kernels.chain import join_chain
+
 
 @triton.jit(do_not_specialize=["max_blocks"])
 def attend_split(
@@ -19,6 +21,7 @@ def attend_split(
     tables,
     partial,
     log_sums,
+    out,
     max_blocks,
     scale,
     HEADS: tl.constexpr,
@@ -29,8 +32,13 @@ def attend_split(
     GROUP_TILE: tl.constexpr,
     DIM_TILE: tl.constexpr,
     TILE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
-    """`scale` is that of the scores times log2(e); `log_sums` are to base 2."""
+    """`scale` is that of the scores times log2(e); `log_sums` are to base 2.
+
+    A single split writes `out` itself; zeros for an inactive row.
+    """
+    join_chain(CHAINED)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -48,12 +56,16 @@ def attend_split(
     share = tl.cdiv(tiles, SPLITS) * TILE
     begin = split * share
     end = tl.minimum(begin + share, length)
+    row_place = head[:, None] * HEAD_DIM + d[None, :]
     if begin >= end:
-        tl.store(log_sums + head * SPLITS + split, float("-inf"), mask=in_group)
+        if SPLITS == 1:
+            zeros = tl.zeros([GROUP_TILE, DIM_TILE], out.dtype.element_ty)
+            tl.store(out + row_place, zeros, mask=both)
+        else:
+            tl.store(log_sums + head * SPLITS + split, float("-inf"), mask=in_group)
         return
 
-    query_place = queries + head[:, None] * HEAD_DIM + d[None, :]
-    q = tl.load(query_place, mask=both, other=0.0)
+    q = tl.load(queries + row_place, mask=both, other=0.0)
     best = tl.full([GROUP_TILE], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_TILE], tl.float32)
     mixed = tl.zeros([GROUP_TILE, DIM_TILE], tl.float32)
@@ -72,9 +84,13 @@ def attend_split(
         total = total * fade + tl.sum(weight, axis=1)
         mixed = mixed * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
         best = now
-    out = partial + (head * SPLITS + split)[:, None] * HEAD_DIM + d[None, :]
-    tl.store(out, mixed / total[:, None], mask=both)
-    tl.store(log_sums + head * SPLITS + split, best + tl.log2(total), mask=in_group)
+    mixed = mixed / total[:, None]
+    if SPLITS == 1:
+        tl.store(out + row_place, mixed.to(out.dtype.element_ty), mask=both)
+    else:
+        place = partial + (head * SPLITS + split)[:, None] * HEAD_DIM + d[None, :]
+        tl.store(place, mixed, mask=both)
+        tl.store(log_sums + head * SPLITS + split, best + tl.log2(total), mask=in_group)
 
 
 @triton.jit
@@ -86,8 +102,10 @@ def combine_splits(
     SPLITS: tl.constexpr,
     SPLIT_TILE: tl.constexpr,
     DIM_TILE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """One program a row and head. A head without any entry (an inactive row's) becomes zero."""
+    join_chain(CHAINED)
     head = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, SPLIT_TILE)
     d = tl.arange(0, DIM_TILE)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -19,20 +21,31 @@ from blink_persistent.engines.cuda.kernels import (
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Rotary
 from blink_server.importers.checkpoint import Architecture
 
-PROGRAMS_PER_PROCESSOR = 3  # of decode attention: as many as fit beside each other
 LEAST_SPLIT = 128  # entries; a shorter share is not worth a program
 MOST_SPLITS = 64
-KV_TILE = 64
+PREFILL_TILE = 64
 QUERY_TILE = 128
 LOCATE_TILE = 256
 SWIGLU_TILE = 1024
 DOT_LEAST = 16  # the smallest side of a tile that the matrix units take
 
 
-def decode_splits(rows: int, kv_heads: int, capacity: int, processors: int) -> int:
-    """Programs along a row's entries, so that all rows together fill the processors."""
-    wanted = PROGRAMS_PER_PROCESSOR * processors // (rows * kv_heads)
-    return max(1, min(wanted, capacity // LEAST_SPLIT, MOST_SPLITS))
+@dataclass(frozen=True, slots=True)
+class DecodeTiling:
+    """How decode attention is cut: entries a tile, and programs that a processor holds at once.
+
+    `stages` is Triton's: five keep block table, keys and values of two tiles under way.
+    """
+
+    tile: int = 32
+    programs: int = 5
+    warps: int = 4
+    stages: int = 5
+
+    def splits(self, rows: int, kv_heads: int, capacity: int, processors: int) -> int:
+        """Programs along a row's entries, so that all rows together fill the processors."""
+        wanted = self.programs * processors // (rows * kv_heads)
+        return max(1, min(wanted, capacity // LEAST_SPLIT, MOST_SPLITS))
 
 
 class FusedKernels:
@@ -49,13 +62,19 @@ class FusedKernels:
         max_rows: int,
         capacity: int,
         processors: int,
-        device: str,
+        chained: bool,
+        device: Any,
+        decode: DecodeTiling = DecodeTiling(),
     ) -> None:
-        """For up to `max_rows` rows with block tables of `capacity` entries."""
-        self._shape, self._processors = architecture, processors
+        """For up to `max_rows` rows with block tables of `capacity` entries.
+
+        `chained`: launch each kernel while the one before it ends, which needs a Hopper GPU.
+        """
+        self._shape, self._processors, self._decode = architecture, processors, decode
+        self._chain = {"CHAINED": chained, "launch_pdl": chained}
         heads, kv_heads = architecture.heads, architecture.kv_heads
         most = max(
-            rows * decode_splits(rows, kv_heads, capacity, processors)
+            rows * decode.splits(rows, kv_heads, capacity, processors)
             for rows in range(1, max_rows + 1)
         )
         self.scratch_heads = most * heads
@@ -76,7 +95,7 @@ class FusedKernels:
         rows, max_blocks = block_tables.shape
         located.locate_decode[(triton.cdiv(rows, LOCATE_TILE),)](
             start_positions, lengths, block_tables, positions, entries, rows, max_blocks,
-            BLOCK_SIZE=block_size, TILE=LOCATE_TILE,
+            BLOCK_SIZE=block_size, TILE=LOCATE_TILE, **self._chain,
         )  # fmt: skip
 
     def locate_prefill(
@@ -92,7 +111,7 @@ class FusedKernels:
         tokens, (sequences, max_blocks) = len(positions), block_tables.shape
         located.locate_prefill[(triton.cdiv(tokens, LOCATE_TILE),)](
             start_positions, cu_seqlens, block_tables, positions, entries, last,
-            tokens, sequences, max_blocks, BLOCK_SIZE=block_size, TILE=LOCATE_TILE,
+            tokens, sequences, max_blocks, BLOCK_SIZE=block_size, TILE=LOCATE_TILE, **self._chain,
         )  # fmt: skip
 
     def embed_norm(
@@ -107,7 +126,7 @@ class FusedKernels:
         tokens, size = residual.shape
         norm.embed_norm[(tokens,)](
             token_ids, table, gain, residual, out, epsilon,
-            SIZE=size, TILE=triton.next_power_of_2(size), num_warps=8,
+            SIZE=size, TILE=triton.next_power_of_2(size), num_warps=8, **self._chain,
         )  # fmt: skip
 
     def add_norm(
@@ -116,7 +135,7 @@ class FusedKernels:
         tokens, size = residual.shape
         norm.add_norm[(tokens,)](
             delta, gain, residual, out, epsilon,
-            SIZE=size, TILE=triton.next_power_of_2(size), num_warps=8,
+            SIZE=size, TILE=triton.next_power_of_2(size), num_warps=8, **self._chain,
         )  # fmt: skip
 
     def rotate_append(
@@ -151,6 +170,7 @@ class FusedKernels:
             GROUP_TILE=triton.next_power_of_2(heads.heads // heads.kv_heads),
             HALF_TILE=triton.next_power_of_2(heads.head_dim // 2),
             num_warps=2,
+            **self._chain,
         )
 
     def decode_attention(
@@ -164,7 +184,9 @@ class FusedKernels:
     ) -> None:
         (rows, max_blocks), block_size = block_tables.shape, keys.shape[2]
         shape = self._shape
-        splits = decode_splits(rows, shape.kv_heads, max_blocks * block_size, self._processors)
+        splits = self._decode.splits(
+            rows, shape.kv_heads, max_blocks * block_size, self._processors
+        )
         dim_tile = triton.next_power_of_2(shape.head_dim)
         decode_attention.attend_split[(rows, shape.kv_heads, splits)](
             queries,
@@ -174,6 +196,7 @@ class FusedKernels:
             block_tables,
             self._partial,
             self._log_sums,
+            out,
             max_blocks,
             self._scale,
             HEADS=shape.heads,
@@ -183,10 +206,13 @@ class FusedKernels:
             SPLITS=splits,
             GROUP_TILE=max(triton.next_power_of_2(shape.heads // shape.kv_heads), DOT_LEAST),
             DIM_TILE=dim_tile,
-            TILE=min(block_size, KV_TILE),
-            num_warps=4,
-            num_stages=5,  # block table, keys and values of one tile while another is computed
+            TILE=min(block_size, self._decode.tile),
+            num_warps=self._decode.warps,
+            num_stages=self._decode.stages,
+            **self._chain,
         )
+        if splits == 1:
+            return
         decode_attention.combine_splits[(rows * shape.heads,)](
             self._partial,
             self._log_sums,
@@ -196,6 +222,7 @@ class FusedKernels:
             SPLIT_TILE=triton.next_power_of_2(splits),
             DIM_TILE=dim_tile,
             num_warps=2,
+            **self._chain,
         )
 
     def prefill_attention(
@@ -229,12 +256,15 @@ class FusedKernels:
             BLOCK_SIZE=block_size,
             QUERY_TILE=query_tile,
             DIM_TILE=triton.next_power_of_2(shape.head_dim),
-            TILE=min(block_size, KV_TILE),
+            TILE=min(block_size, PREFILL_TILE),
             num_warps=8 if query_tile == QUERY_TILE else 4,
             num_stages=2,
+            **self._chain,
         )
 
     def swiglu(self, gate_up: Tensor, out: Tensor) -> None:
         tokens, size = out.shape
         tile = min(SWIGLU_TILE, triton.next_power_of_2(size))
-        swiglu.swiglu[(tokens, triton.cdiv(size, tile))](gate_up, out, SIZE=size, TILE=tile)
+        swiglu.swiglu[(tokens, triton.cdiv(size, tile))](
+            gate_up, out, SIZE=size, TILE=tile, **self._chain
+        )  # fmt: skip

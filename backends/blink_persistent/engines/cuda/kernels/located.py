@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from blink_persistent.engines.cuda.kernels.chain import join_chain
+
 
 @triton.jit(do_not_specialize=["rows", "max_blocks"])
 def locate_decode(
@@ -17,7 +19,9 @@ def locate_decode(
     max_blocks,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    join_chain(CHAINED)
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = row < rows
     active = inside & (tl.load(lengths + row, mask=inside, other=0) > 0)
@@ -41,7 +45,9 @@ def locate_prefill(
     max_blocks,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    join_chain(CHAINED)
     token = tl.program_id(0) * TILE + tl.arange(0, TILE)
     sequence = tl.full([TILE], -1, tl.int32)
     at = tl.zeros([TILE], tl.int32)

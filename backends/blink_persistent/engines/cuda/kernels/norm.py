@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from blink_persistent.engines.cuda.kernels.chain import join_chain
+
 
 @triton.jit
 def store_normed(x, column, inside, gain, out, SIZE: tl.constexpr, epsilon):
@@ -15,8 +17,17 @@ def store_normed(x, column, inside, gain, out, SIZE: tl.constexpr, epsilon):
 
 @triton.jit
 def embed_norm(
-    token_ids, table, gain, residual, out, epsilon, SIZE: tl.constexpr, TILE: tl.constexpr
+    token_ids,
+    table,
+    gain,
+    residual,
+    out,
+    epsilon,
+    SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    join_chain(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, TILE)
     inside = column < SIZE
@@ -27,7 +38,17 @@ def embed_norm(
 
 
 @triton.jit
-def add_norm(delta, gain, residual, out, epsilon, SIZE: tl.constexpr, TILE: tl.constexpr):
+def add_norm(
+    delta,
+    gain,
+    residual,
+    out,
+    epsilon,
+    SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    join_chain(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, TILE)
     inside = column < SIZE

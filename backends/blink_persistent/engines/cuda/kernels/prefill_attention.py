@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from blink_persistent.engines.cuda.kernels.chain import join_chain
+
 
 @triton.jit(do_not_specialize=["sequences", "max_blocks"])
 def attend_tile(
@@ -29,8 +31,10 @@ def attend_tile(
     QUERY_TILE: tl.constexpr,
     DIM_TILE: tl.constexpr,
     TILE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """`scale` is that of the scores times log2(e)."""
+    join_chain(CHAINED)
     tile = tl.program_id(0)
     head = tl.program_id(1)
     kv_head = head // (HEADS // KV_HEADS)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from blink_persistent.engines.cuda.kernels.chain import join_chain
+
 
 @triton.jit
 def turned_pair(first, second, cos, sin):
@@ -35,7 +37,9 @@ def rotate_append(
     NORMED: tl.constexpr,
     GROUP_TILE: tl.constexpr,
     HALF_TILE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    join_chain(CHAINED)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)

@@ -5,9 +5,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from blink_persistent.engines.cuda.kernels.chain import join_chain
+
 
 @triton.jit
-def swiglu(gate_up, out, SIZE: tl.constexpr, TILE: tl.constexpr):
+def swiglu(
+    gate_up,
+    out,
+    SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    join_chain(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = column < SIZE
