@@ -53,7 +53,7 @@ def _serve(agent: Agent, link: LineSocket, stop: int) -> None:
         for message in link.messages():
             if message.get("type") == "flush":
                 agent.flush()
-                link.send({"type": "flushed"})
+                link.send({"type": "flushed", "number": message.get("number")})
         if link.ended:
             log.info("the runner is gone")
             return

@@ -4,8 +4,8 @@
     runner -> agent  {"type": "attached", "transport": name, "address": {...}, "first_range": i,
                        "ranges": n, "epoch": e, "limits": {...}} with the transport's descriptors,
                       or {"type": "refused", "reason": "..."}
-    runner -> agent  {"type": "flush"}: send all that workers have written by now, and say
-    agent -> runner  {"type": "flushed"}
+    runner -> agent  {"type": "flush", "number": n}: send all that workers have written by now
+    agent -> runner  {"type": "flushed", "number": n}
     agent -> runner  {"type": "detach"}: nothing of mine lands in the ring any more
 
 The connection stays open: its end tells each that the other is gone.

@@ -58,6 +58,7 @@ class RingOffer:
         self._offer = {"type": "attached", **offer}
         self._descriptors = list(descriptors)
         self._holder: _Holder | None = None
+        self._flush = 0  # the number of the last one asked for
         self._flushed = threading.Event()
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener = listen(socket_path)
@@ -85,8 +86,9 @@ class RingOffer:
         if holder is None or holder.link.ended:
             return True
         self._flushed.clear()
+        self._flush += 1  # an answer to an earlier one says nothing of what came after it
         with contextlib.suppress(OSError):  # its end is seen by the thread
-            holder.link.send({"type": "flush"})
+            holder.link.send({"type": "flush", "number": self._flush})
         return self._flushed.wait(seconds)
 
     def _run(self) -> None:
@@ -106,7 +108,8 @@ class RingOffer:
         try:
             for message in holder.link.messages():
                 if message.get("type") == "flushed":
-                    self._flushed.set()
+                    if message.get("number") == self._flush:
+                        self._flushed.set()
                 elif message.get("type") == "detach":
                     holder.detached = True
         except ValueError as error:
