@@ -9,7 +9,7 @@ SOURCES := CMakeLists.txt $(shell find backends/blink_persistent/csrc -type f)
 CHECKED := blink_server backends tests tools
 CXX_SOURCES := $(shell find backends/blink_persistent/csrc -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo stop test test-all lint format bench stubs clean
+.PHONY: help demo stop test test-all coverage lint format bench bench-llama bench-steps stubs clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -20,7 +20,10 @@ help:
 	@echo "make stop        stop the server that make demo has left running"
 	@echo "make test        lint, types and the fast tests"
 	@echo "make test-all    the same and the tests marked slow, which use the real model"
+	@echo "make coverage    the fast tests, and which lines and branches they do not reach"
 	@echo "make bench       measure the server on this machine against its targets"
+	@echo "make bench-llama the same against llama.cpp, which it builds first (minutes)"
+	@echo "make bench-steps what a step costs beside its engine, and a claim among 4,096 slots"
 	@echo "make lint        ruff, clang-format and mypy alone"
 	@echo "make format      rewrite Python and C++ in the project's format"
 	@echo "make stubs       write the native module's type stub again"
@@ -50,6 +53,13 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest -m "not gpu and not rdma"
 
+coverage: $(VENV)/installed-dev
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet
+	$(BIN)/coverage report
+
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
@@ -64,8 +74,14 @@ format: $(VENV)/installed-dev
 bench: $(VENV)/installed-dev
 	$(BIN)/python tests/bench/serve_bench.py
 
+bench-llama: $(VENV)/installed-dev
+	$(BIN)/python tests/bench/llama_cpp_bench.py
+
+bench-steps: $(VENV)/installed-dev
+	$(BIN)/python tests/bench/step_overhead.py
+
 stubs: $(VENV)/installed-dev
 	$(BIN)/python -m nanobind.stubgen -m blink_persistent._native -o backends/blink_persistent/_native.pyi
 
 clean: stop
-	rm -rf $(VENV) build .run .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build .run .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov

@@ -36,7 +36,7 @@ MODEL = "smollm2-135m-instruct"
 STREAMS = 8
 ANSWER_TOKENS = 200
 PROMPT_TOKENS = 200
-_TOPICS = ("rivers", "clocks", "bread", "maps", "glass", "bees", "tides", "paper")
+TOPICS = ("rivers", "clocks", "bread", "maps", "glass", "bees", "tides", "paper")
 _PROSE = (
     "The harbour town had always lived by the sea, and its people kept the habits of the tide. "
     "In the morning the boats went out past the lighthouse, and by noon the market was full of "
@@ -46,11 +46,16 @@ _PROSE = (
 )
 
 
+def conversation(topic: str) -> list[dict[str, str]]:
+    """What is asked about a topic."""
+    return [{"role": "user", "content": f"Write a long story about {topic}."}]
+
+
 async def chat(url: str, topic: str) -> StreamedAnswer:
     """One greedy chat of exactly `ANSWER_TOKENS` tokens. Raises BlinkError."""
     body = {
         "model": MODEL,
-        "messages": [{"role": "user", "content": f"Write a long story about {topic}."}],
+        "messages": conversation(topic),
         "temperature": 0,
         "max_tokens": ANSWER_TOKENS,
         "ignore_eos": True,
@@ -63,12 +68,12 @@ async def chat(url: str, topic: str) -> StreamedAnswer:
 
 async def one_stream(url: str) -> float:
     """Tokens a second."""
-    return (await chat(url, _TOPICS[0])).decode_rate
+    return (await chat(url, TOPICS[0])).decode_rate
 
 
 async def eight_streams(url: str) -> float:
     """Tokens a second of all together."""
-    answers = await asyncio.gather(*(chat(url, topic) for topic in _TOPICS))
+    answers = await asyncio.gather(*(chat(url, topic) for topic in TOPICS))
     begun = min(answer.first_ns for answer in answers)
     ended = max(answer.last_ns for answer in answers)
     return STREAMS * (ANSWER_TOKENS - 1) / ((ended - begun) / 1e9)
