@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +16,16 @@ import numpy as np
 import pytest
 
 from blink_persistent import _native
+from blink_persistent.agent.cuda_port import CudaPort
 from blink_persistent.agent.memory_port import MemoryPort
 from blink_persistent.agent.port import Region, RingPort, Span
 from blink_persistent.frontend.session import RingSession
 from blink_persistent.frontend.shm import connect
+from blink_persistent.gpu.driver import cuda_driver
 from blink_persistent.ring import RECORD
 from blink_persistent.testing.agent_thread import AgentThread, lease_limits
+from blink_persistent.testing.late_gpu import LateGpu
+from blink_persistent.testing.scripted_session import events_of
 from blink_persistent.testing.scripted_shape import ScriptedShape
 from blink_persistent.testing.threaded_ring import ThreadedRing
 from blink_server.backend import (
@@ -35,10 +44,10 @@ STEP_NS = 200_000  # so that much is in flight for a while
 MakePort = Callable[..., RingPort]  # first_range, ranges
 
 
-@pytest.fixture(params=["memory", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["memory", "late copies", pytest.param("cuda", marks=pytest.mark.gpu)])
 def make_port(request: pytest.FixtureRequest) -> Iterator[MakePort]:
     """Ports to one ring with a running scheduler behind it."""
-    yield from {"memory": _memory, "cuda": _cuda}[request.param]()
+    yield from {"memory": _memory, "late copies": _late, "cuda": _cuda}[request.param]()
 
 
 def _memory() -> Iterator[MakePort]:
@@ -57,22 +66,39 @@ def _memory() -> Iterator[MakePort]:
         yield make
 
 
-def _cuda() -> Iterator[MakePort]:
-    from blink_persistent.agent.cuda_port import CudaPort
-    from blink_persistent.gpu.driver import Gpu, cuda_driver
-    from blink_persistent.testing.device_harness import DeviceHarness
+def _late() -> Iterator[MakePort]:
+    """The CUDA port without a GPU, over copies that are made only when it waits for them."""
+    with ThreadedRing(SHAPE) as ring:
+        harness = ring.harness
+        harness.scripted.step_microseconds = STEP_NS // 1000
+        address = np.frombuffer(harness.ring._memory, np.uint8).ctypes.data
 
+        def make(first_range: int, ranges: int) -> RingPort:
+            gpu: Any = LateGpu(harness.ring_doorbell)
+            return CudaPort(gpu, address, first_range=first_range, ranges=ranges)
+
+        yield make
+
+
+def _cuda() -> Iterator[MakePort]:
+    """By CUDA IPC from another process, whose scheduler no call of this one waits for."""
     try:
         cuda_driver()
     except Unavailable as missing:
         pytest.skip(str(missing))
-    with DeviceHarness(SHAPE, step_ns=STEP_NS) as harness:
-        harness.scheduler.launch()
+    asked = json.dumps({"shape": dataclasses.asdict(SHAPE), "step_ns": STEP_NS})
+    program = str(Path(__file__).parents[1] / "gpu" / "agent_runner.py")
+    with tempfile.TemporaryDirectory(prefix="blink-") as directory:
+        command = [sys.executable, program, asked, f"{directory}/runner.sock"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, **pipes) as runner:  # type: ignore[call-overload]
+            handle = bytes.fromhex(runner.stdout.readline())
 
-        def make(first_range: int, ranges: int) -> RingPort:
-            return CudaPort(Gpu(), harness.ring.address, first_range=first_range, ranges=ranges)
+            def make(first_range: int, ranges: int) -> RingPort:
+                return CudaPort.open(handle, 0, first_range=first_range, ranges=ranges)
 
-        yield make
+            yield make
+            runner.communicate()
 
 
 @pytest.fixture
@@ -158,9 +184,9 @@ def test_nothing_outside_its_part_can_be_reached(port: RingPort, offset: int, le
 class Served:
     """An agent that serves workers at `endpoint`."""
 
-    def __init__(self, port: RingPort, socket_path: Path) -> None:
+    def __init__(self, make_port: MakePort, socket_path: Path) -> None:
         self.endpoint = Endpoint("shm", {"socket": str(socket_path)})
-        self.thread = AgentThread(port, socket_path, lease_limits(SHAPE))
+        self.thread = AgentThread(lambda: make_port(1, 2), socket_path, lease_limits(SHAPE))
         self.thread.wait_until_serving()
 
     async def connect(self) -> RingSession:
@@ -169,7 +195,7 @@ class Served:
 
 @pytest.fixture
 async def served(make_port: MakePort, short_path: Path) -> AsyncIterator[Served]:
-    served = Served(make_port(1, 2), short_path / "agent.sock")
+    served = Served(make_port, short_path / "agent.sock")
     yield served
     assert served.thread.lost is None
     served.thread.close()
@@ -180,8 +206,7 @@ def script(asked: GenerateRequest) -> list[int]:
 
 
 async def generate(session: RingSession, asked: GenerateRequest) -> list[TokenEvent]:
-    async with asyncio.timeout(60):
-        return [event async for event in await session.submit(asked)]
+    return await events_of(await session.submit(asked))
 
 
 async def test_workers_get_the_rules_answers(served: Served) -> None:
@@ -255,19 +280,17 @@ async def test_a_bad_record_ends_its_request_only(served: Served) -> None:
 
 
 async def test_a_successor_takes_over_a_living_ring(make_port: MakePort, short_path: Path) -> None:
-    first = Served(make_port(1, 2), short_path / "first.sock")
+    first = Served(make_port, short_path / "first.sock")
     session = await first.connect()
     asked = GenerateRequest(prompt_ids=[4], max_tokens=90, ignore_eos=True)
     streams = [await session.submit(asked) for _ in range(100)]
     await anext(aiter(streams[0]))
     first.thread.close()
     with pytest.raises(EngineFailure, match="is gone"):
-        async with asyncio.timeout(20):
-            async for _ in streams[-1]:
-                pass
+        await events_of(streams[-1])
     await session.close()
 
-    second = Served(make_port(1, 2), short_path / "second.sock")
+    second = Served(make_port, short_path / "second.sock")
     session = await second.connect()
     seen = await generate(session, GenerateRequest(prompt_ids=[8], max_tokens=9, ignore_eos=True))
     assert [token for event in seen for token in event.token_ids] == _native.scripted_continuation(

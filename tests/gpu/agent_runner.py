@@ -1,44 +1,45 @@
-"""A process with a ring and a scheduler on the GPU that offers one range to an agent.
+"""A process with a ring and a scheduler on the GPU, offered to agents; run by tests.
 
-`agent_runner.py SOCKET`: prints "offered", and serves until its standard input ends.
+`agent_runner.py '{"shape": {...}, "step_ns": n}' SOCKET`: the shape is a `ScriptedShape`'s fields.
+The offer is of all ranges but the first. Prints the ring's handle, and serves until its standard
+input ends.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 from blink_persistent.agent.offer import RingOffer
+from blink_persistent.gpu.device_ring import DeviceRing
 from blink_persistent.testing.agent_thread import lease_limits
 from blink_persistent.testing.device_harness import DeviceHarness
 from blink_persistent.testing.scripted_shape import ScriptedShape
 
-SHAPE = ScriptedShape(
-    ranges=2, max_rows=64, max_sequences=8, max_prefill_tokens=512, context_length=640,
-    block_size=16, block_count=64 * 40 + 1,
-)  # fmt: skip
-
 
 def main() -> None:
-    with DeviceHarness(SHAPE, step_ns=1_000_000) as harness:
+    asked = json.loads(sys.argv[1])
+    shape = ScriptedShape(**asked["shape"])
+    with DeviceHarness(shape, step_ns=asked["step_ns"]) as harness:
+        assert isinstance(harness.ring, DeviceRing)
+        handle = harness.gpu.share(harness.ring.address).hex()
         harness.scheduler.launch()
         offer = RingOffer(
-            Path(sys.argv[1]),
+            Path(sys.argv[2]),
             {
                 "transport": "cuda",
-                "address": {"handle": harness.gpu.share(harness.ring.address).hex(), "device": 0},
+                "address": {"handle": handle, "device": 0},
                 "first_range": 1,
-                "ranges": 1,
-                "epoch": SHAPE.epoch,
-                "limits": lease_limits(SHAPE),
+                "ranges": shape.ranges - 1,
+                "epoch": shape.epoch,
+                "limits": lease_limits(shape),
             },
         )
         offer.start()
-        print("offered", flush=True)
+        print(handle, flush=True)
         sys.stdin.read()
         offer.close()
-        harness.ring.pull(harness.ring.mirror.header)
-        print(harness.ring.mirror.field("steps"), flush=True)
 
 
 if __name__ == "__main__":

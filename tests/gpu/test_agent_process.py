@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -25,7 +26,11 @@ pytestmark = pytest.mark.gpu
 VERSION = ModelVersion("tiny", 3, Path("nowhere"), {})
 STREAMS = 64
 TOKENS = 600
-RULE = ScriptedShape().rule
+SHAPE = {
+    "ranges": 2, "max_rows": 64, "max_sequences": 8, "max_prefill_tokens": 512,
+    "context_length": 640, "block_size": 16, "block_count": 64 * 40 + 1,
+}  # fmt: skip
+RULE = ScriptedShape(**SHAPE).rule
 
 
 class Machine:
@@ -35,14 +40,17 @@ class Machine:
         self._sockets = [str(directory / name) for name in ("runner.sock", "agent.sock")]
         program = Path(__file__).with_name("agent_runner.py")
         self._started: list[subprocess.Popen[str]] = []
-        self.runner = self._start(str(program), self._sockets[0])
-        self._expect(self.runner, "offered")
+        asked = json.dumps({"shape": SHAPE, "step_ns": 1_000_000})
+        self.runner = self._start(str(program), asked, self._sockets[0])
+        assert self.runner.stdout is not None
+        assert self.runner.stdout.readline()
 
     def agent(self) -> subprocess.Popen[str]:
         runner, serve = self._sockets
         command = ("-m", "blink_persistent.agent", "--runner", runner, "--serve", serve)
         agent = self._start(*command)
-        self._expect(agent, "serving")
+        assert agent.stdout is not None
+        assert "serving" in agent.stdout.readline()
         return agent
 
     async def connect(self) -> RingSession:
@@ -60,17 +68,18 @@ class Machine:
         self._started.append(process)
         return process
 
-    @staticmethod
-    def _expect(process: subprocess.Popen[str], said: str) -> None:
-        assert process.stdout is not None
-        assert said in process.stdout.readline()
-
 
 @pytest.fixture
 def machine(short_path: Path) -> Iterator[Machine]:
     machine = Machine(short_path)
     yield machine
     machine.close()
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """SIGSTOP, and return when it has stopped."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
 
 
 @contextlib.asynccontextmanager
@@ -100,8 +109,7 @@ async def test_streams_go_on_while_the_runner_is_stopped(machine: Machine) -> No
     machine.agent()
     session = await machine.connect()
     async with streaming(session) as tasks:
-        machine.runner.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, machine.runner.pid, os.WSTOPPED)
+        stop(machine.runner)
         assert not any(task.done() for task in tasks)
     machine.runner.send_signal(signal.SIGCONT)
     await session.close()
@@ -111,14 +119,13 @@ async def test_a_stopped_agent_delays_its_streams_and_nothing_else(machine: Mach
     agent = machine.agent()
     session = await machine.connect()
     async with streaming(session) as tasks:
-        agent.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, agent.pid, os.WSTOPPED)
+        stop(agent)
         before = session.stats()
         await asyncio.sleep(2)  # what is measured: how far the GPU comes meanwhile
         assert not any(task.done() for task in tasks)
         agent.send_signal(signal.SIGCONT)
         assert before is not None
-        while (now := session.stats()) is None or now.steps == before.steps:
+        while (now := session.stats()) is None or now.steps == before.steps:  # noqa: ASYNC110
             await asyncio.sleep(0)
         # All 600 tokens take 0.6 s: everything was generated while the agent stood still.
         assert now.steps >= TOKENS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,16 @@ def lease_limits(shape: ScriptedShape) -> Mapping[str, Any]:
 class AgentThread:
     """Runs an `Agent` until `close`, or until its port is lost, which is `lost` then."""
 
-    def __init__(self, port: RingPort, socket_path: Path, limits: Mapping[str, Any]) -> None:
+    def __init__(
+        self, make_port: Callable[[], RingPort], socket_path: Path, limits: Mapping[str, Any]
+    ) -> None:
+        """`make_port` is called on the agent's thread, which a port belongs to."""
         self.lost: PortLost | None = None
+        self._make_port = make_port
+        self._socket_path = socket_path
+        self._limits = limits
         self._serving = threading.Event()
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
-        self._agent = Agent(port, socket_path, limits, on_serving=self._serving.set)
         self._thread = threading.Thread(target=self._run, name="agent")
         self._thread.start()
 
@@ -47,11 +52,15 @@ class AgentThread:
         """End it in order."""
         os.eventfd_write(self._stop, 1)
         self._thread.join()
-        self._agent.close()
         os.close(self._stop)
 
     def _run(self) -> None:
+        agent = Agent(
+            self._make_port(), self._socket_path, self._limits, on_serving=self._serving.set
+        )
         try:
-            self._agent.run([self._stop])
+            agent.run([self._stop])
         except PortLost as lost:
             self.lost = lost
+        finally:
+            agent.close()

@@ -127,8 +127,7 @@ class AgentMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 6))
     def turns(self, count: int) -> None:
-        for _ in range(count):
-            self.turn()
+        self.turn_often(count)
 
     @precondition(lambda self: self.accidents > 0)
     @rule(range_=st.integers(0, RANGES - 1))
@@ -168,8 +167,11 @@ class AgentMachine(RuleBasedStateMachine):
         self.submit(seed)
         self.port.cut_after = calls
         with pytest.raises(PortLost):
-            for _ in range(calls + 1):
-                self.turn()
+            self.turn_often(calls + 1)
+
+    def turn_often(self, count: int) -> None:
+        for _ in range(count):
+            self.turn()
 
     def settle(self) -> None:
         """Everything in flight ends, and its slots are empty."""

@@ -18,7 +18,7 @@ from blink_persistent.frontend.session import RingSession
 from blink_persistent.frontend.shm import connect
 from blink_persistent.ring import SlotState, unpack_status
 from blink_persistent.testing.agent_thread import lease_limits
-from blink_persistent.testing.scripted_session import continuation, generate, request
+from blink_persistent.testing.scripted_session import continuation, events_of, generate, request
 from blink_persistent.testing.scripted_shape import ScriptedShape
 from blink_persistent.testing.threaded_ring import ThreadedRing
 from blink_server.backend import Endpoint, ModelVersion
@@ -173,9 +173,7 @@ async def test_a_killed_agents_successor_goes_on_with_its_tickets(machine: Machi
     await anext(aiter(streams[0]))
     end(agent, signal.SIGKILL)
     with pytest.raises(EngineFailure, match="is gone"):
-        async with asyncio.timeout(20):
-            async for _ in streams[-1]:
-                pass
+        await events_of(streams[-1])
     await session.close()
 
     machine.serving_agent()  # says so once nothing of the first agent's is left
