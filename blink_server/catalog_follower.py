@@ -187,6 +187,7 @@ class CatalogFollower:
             text=link.text if link is not None and session is not None else None,
             created=_created(entry),
             awaited=entry.awaited,
+            load_seconds=entry.load_seconds,
         )
 
     def _offered(self, key: EndpointKey) -> bool:

@@ -24,7 +24,8 @@ COMMANDS = {
         "blink_server.importers.command:import_command", "Write a model version from a checkpoint."
     ),
     "models": _Command(
-        "blink_server.importers.models_command:models_group", "Import a model by its name."
+        "blink_server.importers.models_command:models_group",
+        "Show what is served; load, unload and pull models.",
     ),
     "serve": _Command("blink_server.serve:serve_command", "Serve a model repository over HTTP."),
 }

@@ -1,7 +1,8 @@
 """Every hook of the plugin door, with its contract; `docs/plugins.md` says how to write a plugin.
 
-All hooks are called once, while the server, a worker, a runner or a command starts. They return
-quickly and import nothing heavy: what is expensive belongs into the functions they return.
+All hooks but `blink_model_state_changed` are called once, while the server, a worker, a runner or a
+command starts. They return quickly and import nothing heavy: what is expensive belongs into the
+functions they return.
 """
 
 # mypy: disable-error-code="empty-body"
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pluggy import HookimplMarker, HookspecMarker
 
 from blink_server.backend import Backend, Endpoint, ModelVersion, Session
+from blink_server.model_events import ModelStateChange
 
 if TYPE_CHECKING:
     from blink_server.text.tokenizers import Tokenizer
@@ -77,4 +79,12 @@ def blink_tool_parsers() -> Mapping[str, Factory]:
     """Ways of writing tool calls, by name: what config.json's "tool_parser" may say.
 
     A factory makes an object that fulfils `blink_server.text.tools.parser.ToolFormat`.
+    """
+
+
+@hookspec
+def blink_model_state_changed(change: ModelStateChange) -> None:
+    """A version's state has changed. Called in the provisioner, on its event loop, at each change.
+
+    It must return at once; what it raises is logged, and changes nothing.
     """

@@ -115,7 +115,7 @@ class CatalogEntry:
     """One generation of a version as workers see it.
 
     `endpoint` is there only while it can be used. `awaited`: what served before has made way for
-    it, and requests had better wait.
+    it, and requests had better wait. `load_seconds`: of the last load that succeeded.
     """
 
     model: str
@@ -129,6 +129,7 @@ class CatalogEntry:
     backend: str
     endpoint: Endpoint | None = None
     awaited: bool = False
+    load_seconds: float = 0.0
 
     @property
     def key(self) -> EndpointKey:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,10 @@ from pluggy import PluginManager, PluginValidationError
 from blink_server import hookspecs
 from blink_server.backend import Backend
 from blink_server.hookspecs import Connect, Factory, TokenizerLoader
+from blink_server.model_events import ModelStateChange
 from blink_server.plugin_files import PluginError, find_plugin_files, import_plugin_file
+
+log = logging.getLogger(__name__)
 
 __all__ = [
     "DIRECTORIES_VARIABLE",
@@ -49,6 +53,7 @@ class Plugins:
     samplers: Mapping[str, Factory]
     transports: Mapping[str, Connect]
     tool_parsers: Mapping[str, Factory]
+    state_changed: Callable[[ModelStateChange], None]  # tells all that observe models
     names: tuple[str, ...]  # of the plugins, in the order in which they were registered
 
 
@@ -147,8 +152,16 @@ class _Door:
             samplers=samplers,
             transports=transports,
             tool_parsers=self._offers("blink_tool_parsers"),
+            state_changed=self._tell_state_changed,
             names=tuple(self._origins),
         )
+
+    def _tell_state_changed(self, change: ModelStateChange) -> None:
+        for observer in self._manager.hook.blink_model_state_changed.get_hookimpls():
+            try:
+                observer.function(*((change,) if observer.argnames else ()))
+            except Exception:
+                log.exception("plugin %s: blink_model_state_changed failed", observer.plugin_name)
 
     def _offers(self, hook: str, **arguments: Any) -> dict[str, Any]:
         offers: dict[str, Any] = {}

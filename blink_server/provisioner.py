@@ -131,6 +131,7 @@ class Provisioner:
             self._runtime,
             limits=self._options.limits,
             tokenizers=self._plugins.tokenizers,
+            observe=self._plugins.state_changed,
         )
         self._started.append(self.manager)
         admin = Admin(

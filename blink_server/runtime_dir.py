@@ -98,6 +98,17 @@ def open_runtime_directory(explicit: Path | None) -> RuntimeDirectory:
         return RuntimeDirectory(path, _lock(path), keep_directory=False)
 
 
+def find_control_sockets() -> list[Path]:
+    """Of every living server of this user that has its runtime directory in the default place."""
+    found = []
+    for lock in sorted(_default_base().glob("*/lock")):
+        holder = lock.read_text().strip()
+        socket = lock.with_name("control.sock")
+        if holder.isdecimal() and Path(f"/proc/{holder}").exists() and socket.exists():
+            found.append(socket)
+    return found
+
+
 def _open_explicit(path: Path) -> RuntimeDirectory:
     _check_length(path)
     existed = path.exists()

@@ -59,6 +59,7 @@ class ModelEntry:
     text: TextParts | None = None
     created: int = 0
     awaited: bool = False
+    load_seconds: float = 0.0
 
     @property
     def key(self) -> EndpointKey:

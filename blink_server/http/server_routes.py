@@ -11,6 +11,7 @@ import falcon.asgi
 
 from blink_server.errors import Unavailable
 from blink_server.http.metrics import CONTENT_TYPE, Metrics
+from blink_server.http.model_metrics import render as render_models
 from blink_server.http.models import ModelDirectory, ModelEntry, ServerState, why_not_ready
 from blink_server.http.scheduler_metrics import render as render_schedulers
 from blink_server.repository.harness import State
@@ -134,4 +135,8 @@ class MetricsResource:
     async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """The values of all workers together, and the schedulers'."""
         resp.content_type = CONTENT_TYPE
-        resp.data = self._metrics.render() + render_schedulers(self._directory)
+        resp.data = (
+            self._metrics.render()
+            + render_models(self._directory)
+            + render_schedulers(self._directory)
+        )

@@ -1,8 +1,9 @@
-"""`blink-server models`: models that can be had by a name alone."""
+"""`blink-server models`: those that are served, and those that can be had by a name alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,11 +14,22 @@ from blink_server.importers.job import ImportJob, import_options
 from blink_server.importers.pull import MODELS, pull
 from blink_server.importers.version_writer import Destination
 from blink_server.json_file import read_json
+from blink_server.models_table import load_command, runtime_option, show_models, unload_command
 
 
-@click.group("models")
-def models_group() -> None:
-    """Import a model by its name."""
+@click.group("models", invoke_without_command=True)
+@click.option("--watch", is_flag=True, help="Show the table anew every second, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
+@runtime_option
+@click.pass_context
+def models_group(ctx: click.Context, watch: bool, as_json: bool, runtime_dir: Path | None) -> None:
+    """Show the models of the running server, or load, unload and pull one."""
+    if ctx.invoked_subcommand is None:
+        show_models(runtime_dir, watch=watch, as_json=as_json)
+
+
+models_group.add_command(load_command)
+models_group.add_command(unload_command)
 
 
 @models_group.command("pull")

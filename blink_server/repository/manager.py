@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from blink_server.backend import Backend, ModelVersion
@@ -12,6 +12,7 @@ from blink_server.catalog import Catalog, ServerState
 from blink_server.control_server import Peer
 from blink_server.hookspecs import TokenizerLoader
 from blink_server.messages import CatalogEntry, EndpointKey, RegisterRunner, Stop
+from blink_server.model_events import ModelStateChange
 from blink_server.repository.admission import Admission
 from blink_server.repository.cpu_threads import cpu_threads, usable_cores
 from blink_server.repository.harness import Harness, State
@@ -36,8 +37,9 @@ class Manager:
         limits: Limits | None = None,
         admission: Admission | None = None,
         tokenizers: Mapping[str, TokenizerLoader] | None = None,
+        observe: Callable[[ModelStateChange], None] = lambda _: None,
     ) -> None:
-        """`tokenizers`: for warm-up requests, which are text."""
+        """`tokenizers`: for warm-up requests, which are text. `observe` hears of each change."""
         self._backends = backends
         self._catalog = catalog
         self._runtime = runtime
@@ -49,6 +51,7 @@ class Manager:
             tokenizers=tokenizers or {},
             loading=asyncio.Semaphore(self._limits.parallel_loads),
             publish=self.publish,
+            observe=observe,
             released=lambda runner: catalog.released(runner.key),
             threads=self._threads,
         )
@@ -227,7 +230,8 @@ class Manager:
             next_epoch=lambda: self._next_epoch(key),
             inherited=inherited,
         )
-        harness.observe(self._changed)
+        # What is READY now may let an older version go; an observer must not do that itself.
+        harness.observe(lambda *_: self._act_soon())
         self._supervisors[generation] = supervisor
         self._tasks[generation] = asyncio.create_task(self._run(generation), name=str(key))
 
@@ -252,13 +256,6 @@ class Manager:
                 supervisor.retry()
         self._act()
         await self.publish()
-
-    def _changed(self, harness: Harness, previous: State) -> None:
-        reason = f": {harness.reason}" if harness.reason else ""
-        level = logging.WARNING if reason and previous is not State.UNLOADING else logging.INFO
-        log.log(level, "%s:%d %s%s", harness.model, harness.version, harness.state, reason)
-        # What is READY now may let an older version go; an observer must not do that itself.
-        self._act_soon()
 
 
 def _invalid_entry(invalid: InvalidVersion) -> CatalogEntry:

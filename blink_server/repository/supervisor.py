@@ -18,6 +18,7 @@ from blink_server.backend import Backend, Endpoint, ModelVersion
 from blink_server.errors import BlinkError
 from blink_server.hookspecs import TokenizerLoader
 from blink_server.messages import CatalogEntry, Ready
+from blink_server.model_events import ModelStateChange
 from blink_server.repository.admission import Admission
 from blink_server.repository.harness import Harness, State
 from blink_server.repository.runner_process import (
@@ -59,8 +60,8 @@ class Surroundings:
     """What the supervisors of one server share.
 
     `loading` is held during a load; `tokenizers` are the plugins'. `publish` tells the workers what
-    has changed; `released` waits until no worker holds that runner's endpoint; `threads` tells the
-    CPU threads that a version may have, if it is loaded now.
+    has changed, `observe` the plugins; `released` waits until no worker holds that runner's
+    endpoint; `threads` tells the CPU threads that a version may have, if it is loaded now.
     """
 
     runtime: RuntimeDirectory
@@ -69,6 +70,7 @@ class Surroundings:
     loading: asyncio.Semaphore
     tokenizers: Mapping[str, TokenizerLoader]
     publish: Callable[[], Awaitable[None]]
+    observe: Callable[[ModelStateChange], None]
     released: Callable[[RunnerProcess], Awaitable[None]]
     threads: Callable[[ModelVersion], int]
 
@@ -108,8 +110,22 @@ class Supervisor:
         harness.observe(self._note)
 
     def _note(self, harness: Harness, previous: State) -> None:
-        self.since = time.time()
+        now = time.time()
+        change = ModelStateChange(
+            model=harness.model,
+            version=harness.version,
+            epoch=harness.epoch,
+            previous=str(previous),
+            state=str(harness.state),
+            reason=harness.reason,
+            seconds=max(now - self.since, 0.0),
+            at=now,
+        )
+        self.since = now
         self.proven = self.proven or harness.state is State.READY
+        trouble = harness.reason and previous is not State.UNLOADING
+        log.log(logging.WARNING if trouble else logging.INFO, "%s", change)
+        self._around.observe(change)
 
     def entry(self) -> CatalogEntry:
         """The version as workers see it: an endpoint only while new requests may use it."""
@@ -127,6 +143,7 @@ class Supervisor:
             backend=self._backend.name,
             endpoint=self._endpoint if ready else None,
             awaited=self.awaited,
+            load_seconds=self.load_seconds,
         )
 
     @property

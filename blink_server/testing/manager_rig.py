@@ -14,6 +14,7 @@ from blink_server.catalog import Catalog
 from blink_server.config import load_model_config
 from blink_server.control_server import ControlServer
 from blink_server.messages import CatalogEntry, CatalogUpdate
+from blink_server.model_events import ModelStateChange
 from blink_server.process import ProcessId
 from blink_server.repository.admission import Admission
 from blink_server.repository.harness import State
@@ -70,18 +71,21 @@ class Rig:
     manager: Manager
     control: ControlServer
     backend: FakeRunnerBackend
+    changes: list[ModelStateChange]
 
     @classmethod
     async def start(cls, path: Path, limits: Limits = FAST, memory: int = 1 << 30) -> Rig:
         """Begin without any model; `memory` bytes are for versions, of which each takes 1 MiB."""
         runtime = open_runtime_directory(path / "run")
         catalog = Watched()
+        changes: list[ModelStateChange] = []
         backend = FakeRunnerBackend()
         manager = Manager(
             {"fake": backend},
             catalog,
             runtime,
             limits=limits,
+            observe=changes.append,
             tokenizers={"huggingface": load_huggingface},
             admission=Admission(lambda: memory - _in_service(manager) * MIB),
         )
@@ -90,7 +94,7 @@ class Rig:
             on_runner=manager.runner_connected,
             on_worker=catalog.serve_worker,
         )
-        return cls(path, runtime, catalog, manager, control, backend)
+        return cls(path, runtime, catalog, manager, control, backend, changes)
 
     async def apply(self, *wanted: WantedVersion, invalid: tuple[InvalidVersion, ...] = ()) -> None:
         """The first wanted set of a server."""

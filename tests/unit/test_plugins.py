@@ -14,6 +14,7 @@ from blink_server import plugins as door
 from blink_server.backend import Backend, Endpoint, ModelVersion, Session
 from blink_server.errors import Unavailable
 from blink_server.hookspecs import Connect, hookimpl
+from blink_server.model_events import ModelStateChange
 from blink_server.plugins import PluginError, load_plugins, plugin_directories
 from blink_server.testing.tiny_repository import (
     CheckOnlyBackend,
@@ -292,3 +293,34 @@ def test_a_hook_that_breaks_its_contract_is_refused(
     with pytest.raises(PluginError, match="plugin 'p'") as caught:
         load_plugins([tmp_path])
     assert message in str(caught.value)
+
+
+def test_blink_model_state_changed_tells_everybody_whatever_one_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen: list[ModelStateChange] = []
+
+    class Broken:
+        @hookimpl
+        def blink_model_state_changed(self) -> None:
+            raise ValueError("boom")
+
+    class Watching:
+        @hookimpl
+        def blink_model_state_changed(self, change: ModelStateChange) -> None:
+            seen.append(change)
+
+    extra = {"first": Watching(), "broken": Broken(), "last": Watching()}
+    change = ModelStateChange(
+        model="m",
+        version=1,
+        epoch=2,
+        previous="LOADING",
+        state="READY",
+        reason="",
+        seconds=0.5,
+        at=0.0,
+    )
+    load_plugins([], extra=extra).state_changed(change)
+    assert seen == [change, change]
+    assert "plugin broken: blink_model_state_changed failed" in caplog.text

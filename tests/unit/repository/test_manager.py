@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,7 +139,8 @@ async def test_a_successor_takes_over_living_runners_without_a_word_of_trouble(
     successor = await Rig.start(short_path)
     await successor.apply(wanted)
     update = await successor.catalog.until(lambda _: True)
-    assert update.models == (before,)
+    [after] = update.models
+    assert replace(after, load_seconds=before.load_seconds) == before
     assert successor.runner() == runner
     assert runner.alive
     await successor.manager.close(1.0)
@@ -165,3 +167,24 @@ async def test_a_runner_that_the_successor_does_not_want_is_ended(short_path: Pa
     await first.manager.close(0.0)
     await successor.control.close()
     successor.runtime.close()
+
+
+async def test_every_change_of_a_state_is_told_and_is_one_log_line(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    await rig.apply(rig.wanted())
+    await rig.catalog.entry("READY")
+    await rig.want()
+    await rig.catalog.until(lambda update: not update.models)
+    told = [(each.previous, each.state, each.reason) for each in rig.changes]
+    assert told == [
+        ("UNAVAILABLE", "LOADING", ""),
+        ("LOADING", "READY", ""),
+        ("READY", "DRAINING", ""),
+        ("DRAINING", "UNLOADING", ""),
+        ("UNLOADING", "UNAVAILABLE", "unloaded"),
+    ]
+    lines = [record.message for record in caplog.records if "echo:1" in record.message]
+    assert lines == [str(change) for change in rig.changes]
+    assert lines[1].startswith("echo:1 READY | epoch=1 previous=LOADING seconds=0.")

@@ -1,0 +1,119 @@
+"""`blink-server models` and its load and unload: a running server's models, from its machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from blink_server.control_client import ask
+from blink_server.errors import BlinkError
+from blink_server.messages import Answer, ModelRow
+from blink_server.runtime_dir import find_control_sockets
+
+_REFRESH_SECONDS = 1.0
+_STYLES = {"READY": "green", "UNAVAILABLE": "red", "LOADING": "yellow", "DRAINING": "yellow"}
+
+runtime_option = click.option(
+    "--runtime-dir",
+    type=click.Path(path_type=Path),
+    help="That of the server; needed where several run.",
+)
+
+
+def control_socket(runtime_dir: Path | None) -> Path:
+    """The control socket of the server meant. Raises BlinkError where that is not one server."""
+    if runtime_dir is not None:
+        return runtime_dir / "control.sock"
+    found = find_control_sockets()
+    if not found:
+        raise BlinkError("no server of this user runs here; --runtime-dir names one that does")
+    if len(found) > 1:
+        places = ", ".join(str(socket.parent) for socket in found)
+        raise BlinkError(f"several servers run: give --runtime-dir, one of {places}")
+    return found[0]
+
+
+def show_models(runtime_dir: Path | None, *, watch: bool, as_json: bool) -> None:
+    """Print the table, or JSON; with `watch` until Ctrl-C."""
+    socket = control_socket(runtime_dir)
+    if as_json:
+        while True:
+            click.echo(json.dumps([asdict(row) for row in _rows(socket)]))
+            if not watch:
+                return
+            time.sleep(_REFRESH_SECONDS)
+    if not watch:
+        Console().print(_table(_rows(socket)))
+        return
+    with Live(_table(_rows(socket)), auto_refresh=False, screen=False) as live:
+        while True:
+            time.sleep(_REFRESH_SECONDS)
+            live.update(_table(_rows(socket)), refresh=True)
+
+
+def _rows(socket: Path) -> Sequence[ModelRow]:
+    return asyncio.run(ask(socket, "index", usage=True)).rows
+
+
+def _table(rows: Sequence[ModelRow]) -> Table:
+    table = Table("model", "version", "state", "since", "requests", "loaded in", "reason")
+    for row in rows:
+        table.add_row(
+            row.model,
+            str(row.version or "-"),
+            f"[{_STYLES.get(row.state, 'default')}]{row.state}[/]",
+            time.strftime("%F %T", time.localtime(row.since)) if row.since else "-",
+            str(row.requests),
+            f"{row.load_seconds:.1f} s" if row.load_seconds else "-",
+            row.reason,
+        )
+    return table
+
+
+@click.command("load")
+@click.argument("model")
+@click.option("--config", help="JSON object that goes over the config.json of each version.")
+@click.option("--force", is_flag=True, help="Load although nothing has changed.")
+@runtime_option
+def load_command(model: str, config: str | None, force: bool, runtime_dir: Path | None) -> None:
+    """Load MODEL, or what has changed of it; needs a server with --model-control explicit."""
+    _done("load", runtime_dir, model=model, config=_parsed(config), force=force)
+    click.echo(f"{model} is loaded")
+
+
+@click.command("unload")
+@click.argument("model")
+@runtime_option
+def unload_command(model: str, runtime_dir: Path | None) -> None:
+    """Unload MODEL when its requests have ended; needs a server with --model-control explicit."""
+    _done("unload", runtime_dir, model=model)
+    click.echo(f"{model} gets no more requests")
+
+
+def _parsed(config: str | None) -> Any:
+    if config is None:
+        return None
+    try:
+        parsed = json.loads(config)
+    except ValueError as error:
+        raise BlinkError(f"--config is not JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise BlinkError("--config must be a JSON object")
+    return parsed
+
+
+def _done(action: Literal["load", "unload"], runtime_dir: Path | None, **fields: Any) -> Answer:
+    answer = asyncio.run(ask(control_socket(runtime_dir), action, **fields))
+    if answer.outcome != "done":
+        raise BlinkError(answer.error)
+    return answer
