@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 import blink_persistent
+from blink_persistent.gpu import compile as device_code
+from blink_persistent.gpu.structs import layout_assertions
+from blink_persistent.samplers.default_cuda import SAMPLER_STRUCTS
 
 HERE = Path(__file__).resolve().parent
 INCLUDE = Path(blink_persistent.__path__[-1]) / "csrc" / "include"
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 
 def build(directory: Path, *options: str) -> Path:
@@ -37,6 +40,7 @@ def sampler_lanes(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(build(tmp_path_factory.mktemp("sampler")))
 
 
+@needs_compiler
 @pytest.mark.parametrize("lanes", ["1", "2", "5"])
 def test_random_rows_are_sampled_as_on_the_host(sampler_lanes: str, lanes: str) -> None:
     rows = {"1": "3000", "2": "600", "5": "300"}[lanes]
@@ -46,8 +50,23 @@ def test_random_rows_are_sampled_as_on_the_host(sampler_lanes: str, lanes: str) 
     assert counts["wrong"] == 0
 
 
+@needs_compiler
 def test_lanes_do_not_race(tmp_path: Path) -> None:
     program = build(tmp_path, "-g", "-fsanitize=thread")
     # Thread sanitizer needs its shadow memory where address randomization may put other things.
     prefix = ["setarch", "-R"] if shutil.which("setarch") else []
     run(*prefix, str(program), "3", "7", "40")
+
+
+def test_the_kernel_compiles_where_there_is_a_device_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        device_code.find_device_runtime()
+        device_code._libraries()
+    except device_code.DeviceCodeError as missing:
+        pytest.skip(f"no device compiler: {missing}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    mirrors = layout_assertions(SAMPLER_STRUCTS)
+    code = device_code.compile_program("sampler_gpu.cu", arch="sm_90", epilogue=mirrors)
+    assert b"blink_sample" in code
