@@ -14,6 +14,7 @@ from blink_server.http.openai_fields import Prompt
 from blink_server.http.openai_requests import ChatRequest, CompletionRequest
 
 LONG_TEXT = 8192  # characters; from here on encoding (about 1 MB/s) would hold up other streams
+LONGEST_TEXT = 1 << 20  # bytes; what is encoded where no context bounds it
 BELOW_ONE = 1.0 - 2.0**-24  # the float32 next below 1: a min_p of 1 keeps the best tokens only
 
 AnyRequest = CompletionRequest | ChatRequest
@@ -26,34 +27,69 @@ async def encode_prompts(
 
     Raises `InvalidRequest` for a prompt that the model cannot take.
     """
-    encoded = await encode_prompts_unchecked(request, entry)
+    text = entry.text
+    assert text is not None, "only entries that serve are leased"
+    if isinstance(request, ChatRequest) and len(request.messages) > limits.context_length:
+        raise InvalidRequest(
+            f"messages has {len(request.messages)} entries; the model's context holds "
+            f"{limits.context_length} tokens",
+            param="messages",
+            code="context_length_exceeded",
+        )
+    # A longer text cannot fit, and to find out by encoding it would take seconds and gigabytes.
+    longest = limits.context_length * text.tokenizer.longest_token
+    encoded = await encode_prompts_unchecked(request, entry, longest=longest)
     for ids in encoded:
-        _check_prompt(ids, limits, "messages" if isinstance(request, ChatRequest) else "prompt")
+        _check_prompt(ids, limits, _param(request))
     return encoded
 
 
-async def encode_prompts_unchecked(request: AnyRequest, entry: ModelEntry) -> list[list[int]]:
-    """The same, whether or not the model's limits allow such prompts."""
+def _param(request: AnyRequest) -> str:
+    return "messages" if isinstance(request, ChatRequest) else "prompt"
+
+
+async def encode_prompts_unchecked(
+    request: AnyRequest, entry: ModelEntry, *, longest: int = LONGEST_TEXT
+) -> list[list[int]]:
+    """The same up to `longest` bytes of text, whether or not the model's limits allow it."""
     if isinstance(request, ChatRequest):
         prompts: Sequence[Prompt] = [_render(request, entry)]
     else:
         prompts = request.prompts
-    special = request.add_special_tokens
-    return [
-        await encode_text(prompt, entry, add_special_tokens=special)
-        if isinstance(prompt, str)
-        else prompt
-        for prompt in prompts
-    ]
+    encoded = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            prompt = await encode_text(
+                prompt,
+                entry,
+                add_special_tokens=request.add_special_tokens,
+                longest=longest,
+                param=_param(request),
+            )
+        encoded.append(list(prompt))
+    return encoded
 
 
-async def encode_text(prompt: str, entry: ModelEntry, *, add_special_tokens: bool) -> list[int]:
+async def encode_text(
+    prompt: str,
+    entry: ModelEntry,
+    *,
+    add_special_tokens: bool,
+    longest: int = LONGEST_TEXT,
+    param: str = "prompt",
+) -> list[int]:
     """Token ids of one text; special tokens are the tokenizer's own and the config's BOS id.
 
-    Raises `InvalidRequest` for text that cannot be encoded.
+    Raises `InvalidRequest` for text that cannot be encoded, or has more than `longest` bytes.
     """
     text = entry.text
     assert text is not None, "only entries that serve are leased"
+    if len(prompt) > longest or len(prompt.encode(errors="replace")) > longest:
+        raise InvalidRequest(
+            f"{param} is a text of {len(prompt)} characters; at most {longest} bytes are taken",
+            param=param,
+            code="context_length_exceeded",
+        )
 
     def encode() -> list[int]:
         return text.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)

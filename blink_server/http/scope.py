@@ -49,7 +49,11 @@ class ScopedApp(falcon.asgi.App[falcon.asgi.Request, falcon.asgi.Response]):
     async def __call__(  # type: ignore[override]
         self, scope: dict[str, Any], receive: Receive, send: Send
     ) -> None:
-        """One ASGI connection."""
+        """One ASGI connection. Nothing is served over WebSocket: such a handshake is refused."""
+        if scope["type"] == "websocket":
+            await receive()  # websocket.connect
+            await send({"type": "websocket.close", "code": 1008, "reason": "use HTTP"})
+            return
         with ExitStack() as cleanup:
             scope[_CLEANUP], scope[_RECORD] = cleanup, RequestRecord()
             await super().__call__(scope, receive, send)

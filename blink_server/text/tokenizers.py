@@ -14,9 +14,14 @@ from blink_server.text.token_bytes import UnsupportedDecoderError, piece_convert
 
 
 class Tokenizer(Protocol):
-    """One version's tokenizer, shared by a worker's requests; its methods may run in any thread."""
+    """One version's tokenizer, shared by a worker's requests; its methods may run in any thread.
+
+    `longest_token`: no token stands for more bytes of text. A text of more than so many bytes for
+    each token of the context is refused without being encoded.
+    """
 
     vocabulary_size: int
+    longest_token: int
     special_ids: frozenset[int]
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -61,6 +66,7 @@ class HuggingFaceTokenizer:
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocabulary_size = max(vocabulary.values(), default=-1) + 1
+        self.longest_token = max((len(piece.encode()) for piece in vocabulary), default=0)
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
@@ -88,7 +94,11 @@ class HuggingFaceTokenizer:
             raise InvalidRequest(
                 f"the text has a lone surrogate (position {error.start}), which no encoding allows"
             ) from error
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # Of the library's calls only those for batches release the lock.
+        [encoding] = self._tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

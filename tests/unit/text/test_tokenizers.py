@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,27 @@ def test_metaspace_alone_is_understood_and_no_decoder_is_not() -> None:
     assert to_bytes("<0xE4>") == b"<0xE4>"
     with pytest.raises(UnsupportedDecoderError):
         piece_converter(None)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(byte_level: HuggingFaceTokenizer) -> None:
+    text = "some words and 1234 numbers, " * 20_000
+    begun, done = threading.Event(), threading.Event()
+
+    def encode() -> None:
+        begun.set()
+        byte_level.encode(text, add_special_tokens=False)
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    begun.wait()
+    turns = 0
+    while not done.is_set():
+        turns += 1
+    thread.join()
+    assert turns > 10_000  # with the lock held it is a few switches' worth
+
+
+def test_no_token_is_longer_than_said(byte_level: HuggingFaceTokenizer) -> None:
+    lengths = [len(byte_level.token_bytes(id_)) for id_ in range(byte_level.vocabulary_size)]
+    assert 1 < max(lengths) <= byte_level.longest_token
