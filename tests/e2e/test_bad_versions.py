@@ -54,6 +54,21 @@ async def test_a_missing_and_a_corrupt_engine_file_leave_the_rest_serving(
     assert_nothing_left()
 
 
+async def test_a_graph_that_was_built_for_another_compute_is_not_served(
+    start: Callable[..., Any], copy_tiny: CopyTiny
+) -> None:
+    config = copy_tiny("other") / "config.json"
+    document = json.loads(config.read_text())
+    assert document["engine"]["compute"] == "int8"
+    document["engine"]["compute"] = "fp32"
+    config.write_text(json.dumps(document))
+    server: ServerProcess = await start()
+    reason = await server.line("  other:1  UNAVAILABLE")
+    assert "engine.compute: is 'fp32'; model.onnx was built for 'int8'" in reason
+    assert "--compute fp32" in reason
+    assert await server.stop() == 0
+
+
 def test_check_says_file_field_and_what_would_be_right(
     repository: Path, copy_tiny: CopyTiny, blink_server: Callable[..., str]
 ) -> None:
