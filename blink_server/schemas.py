@@ -34,6 +34,12 @@ def load_schema(name: SchemaName) -> Mapping[str, Any]:
     return schema
 
 
+def limit_bounds(name: str) -> tuple[int, int]:
+    """The least and the largest that config.json may give for a whole number of `limits`."""
+    limit = load_schema("model_config")["$defs"]["limits"]["properties"][name]
+    return limit["minimum"], limit["maximum"]
+
+
 @functools.cache
 def validator(name: SchemaName) -> Validator:
     """A validator of documents of that schema, in which 8.0 is not a whole number."""

@@ -17,9 +17,10 @@ from blink_server.importers.checkpoint import Checkpoint
 from blink_server.importers.failure import ModelImportError
 from blink_server.importers.quantize import Bits
 from blink_server.importers.quantizing import QuantizingCheckpoint
-from blink_server.importers.version_writer import Destination, write_version
+from blink_server.importers.version_writer import Destination, WrittenVersion, write_version
 from blink_server.plugins import load_plugins
 from blink_server.schema_problems import nearest
+from blink_server.schemas import limit_bounds
 
 QUANTIZATIONS: Mapping[str, Bits | None] = {"int4": 4, "int8": 8, "none": None}
 COMPUTES = ("int8", "fp32")
@@ -51,13 +52,15 @@ _OPTIONS = (
     ),
     click.option(
         "--max-rows",
-        type=click.IntRange(min=1),
-        help="Requests that are decoded together; the backend's default if not given.",
+        type=click.IntRange(*limit_bounds("max_rows")),
+        help="Requests that are decoded together; the backend's default if not given "
+        "(blink_persistent: 8).",
     ),
     click.option(
         "--context-length",
-        type=click.IntRange(min=2),
-        help="Tokens of prompt and answer together; the backend's default if not given.",
+        type=click.IntRange(*limit_bounds("context_length")),
+        help="Tokens of prompt and answer together, at most the model's own; the backend's default "
+        "if not given (blink_persistent: 2048, or the model's if that is less).",
     ),
     click.option(
         "--backend",
@@ -134,7 +137,7 @@ class ImportJob:
                 progress=stages.report,
             )
         summary = quantizing.summary() if quantizing else []
-        _print_result(written.directory, [*summary, *written.notes], self.repository)
+        _print_result(written, summary, self.repository)
 
 
 class _Stages:
@@ -158,14 +161,16 @@ def _stages(console: Console) -> Iterator[_Stages]:
         yield _Stages(progress)
 
 
-def _print_result(directory: Path, notes: Sequence[str], repository: Path) -> None:
+def _print_result(written: WrittenVersion, summary: Sequence[str], repository: Path) -> None:
+    directory = written.directory
     click.echo(f"wrote {directory}")
     for path in sorted(directory.rglob("*")):
         if path.is_file():
             name = path.relative_to(directory).as_posix()
             click.echo(f"  {name:<24} {_size(path.stat().st_size):>9}")
-    for note in notes:
+    for note in (*summary, *written.notes):
         click.echo(f"note: {note}")
+    click.echo(f"limits: {written.limits}")
     click.echo(f"serve it: blink-server serve --model-repository {shlex.quote(str(repository))}")
 
 

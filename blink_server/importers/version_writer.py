@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from blink_server.backend import Backend, BuildResult, ModelVersion
 from blink_server.config import (
     CONFIG_FILE,
@@ -18,11 +20,13 @@ from blink_server.config import (
     load_graph_grid,
     load_model_config,
 )
-from blink_server.errors import InvalidModel
+from blink_server.errors import InvalidModel, Problem
 from blink_server.importers.checkpoint import Checkpoint
 from blink_server.importers.failure import ModelImportError, os_errors_named
 from blink_server.importers.scratch import scratch_directory
 from blink_server.repository.names import MODEL_NAME_RULE, is_model_name, parse_version
+from blink_server.schemas import limit_bounds
+from blink_server.text.chat_template import ChatTemplate
 
 SCRATCH_PREFIX = ".import-"
 TOKENIZER_FILE = "tokenizer.json"
@@ -59,10 +63,11 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class WrittenVersion:
-    """A version's directory, and what its backend said of the build."""
+    """A version's directory, what its backend said of the build, its limits and their cost."""
 
     directory: Path
     notes: Sequence[str]
+    limits: str
 
 
 def write_version(
@@ -79,11 +84,12 @@ def write_version(
     The files are written and synced in a hidden directory of the repository, checked as the
     server will check them, and renamed into place: a version that can be seen is whole. `limits`
     and `options` hold what the user asks for, as `Backend.build` takes it. `progress` hears of the
-    backend's stages and of "write". Raises `ModelImportError` (name, existing version, disk) and
-    `InvalidModel` (a checkpoint that the backend cannot serve).
+    backend's stages and of "write". Raises `ModelImportError` (name, existing version, limits,
+    disk) and `InvalidModel` (a checkpoint that the backend cannot serve, a broken chat template).
     """
     destination.check()
-    _check_context(checkpoint, limits)
+    _check_limits(checkpoint, limits)
+    _check_template(checkpoint)
     with os_errors_named(destination.repository):
         destination.repository.mkdir(parents=True, exist_ok=True)
         with scratch_directory(destination.repository, SCRATCH_PREFIX) as work:
@@ -92,11 +98,12 @@ def write_version(
             )
             progress("write", 0.0)
             _write_files(work, checkpoint, backend.name, built)
-            _check_written(work, backend, destination)
+            version = _check_written(work, backend, destination)
+            limits_told = _tell_limits(checkpoint, version, backend.estimate(version))
             _sync_tree(work)
             directory = _publish(work, destination)
             progress("write", 1.0)
-    return WrittenVersion(directory, tuple(built.notes))
+    return WrittenVersion(directory, tuple(built.notes), limits_told)
 
 
 def version_config(checkpoint: Checkpoint, backend: str, built: BuildResult) -> dict[str, Any]:
@@ -113,12 +120,39 @@ def version_config(checkpoint: Checkpoint, backend: str, built: BuildResult) -> 
     return {"backend": backend, **built.config, **imported, **built.config}
 
 
-def _check_context(checkpoint: Checkpoint, limits: Mapping[str, int]) -> None:
+def _check_limits(checkpoint: Checkpoint, limits: Mapping[str, int]) -> None:
+    for name, asked in limits.items():
+        least, most = limit_bounds(name)
+        if not least <= asked <= most:
+            raise ModelImportError(f"limits.{name} is {asked}; must be from {least} to {most}")
     trained = checkpoint.architecture.context_length
     if (asked := limits.get("context_length", 0)) > trained:
         raise ModelImportError(
             f"a context length of {asked} is asked for; the model was made for {trained}"
         )
+
+
+def _check_template(checkpoint: Checkpoint) -> None:
+    """Raise `InvalidModel` for a template that the server could not compile."""
+    if not checkpoint.chat_template:
+        return
+    try:
+        ChatTemplate(checkpoint.chat_template)
+    except jinja2.TemplateSyntaxError as error:
+        file = Path(str(checkpoint.source.get("file", "checkpoint")))
+        field = f"chat template, line {error.lineno}"
+        raise InvalidModel([Problem(file, field, None, str(error.message))]) from error
+
+
+def _tell_limits(checkpoint: Checkpoint, version: ModelVersion, memory: int) -> str:
+    """What the version's limits are, where the model allows for more, and what they take."""
+    limits, trained = version.config["limits"], checkpoint.architecture.context_length
+    context, rows = limits["context_length"], limits["max_rows"]
+    more = f" of the model's {trained} (--context-length)" if context < trained else ""
+    return (
+        f"context of {context} tokens{more}, {rows} rows (--max-rows): "
+        f"{memory >> 20} MiB of memory when all are full"
+    )
 
 
 def _write_files(work: Path, checkpoint: Checkpoint, backend: str, built: BuildResult) -> None:
@@ -135,13 +169,14 @@ def _write_files(work: Path, checkpoint: Checkpoint, backend: str, built: BuildR
         (work / name).write_text(text, encoding="utf-8", newline="")
 
 
-def _check_written(work: Path, backend: Backend, destination: Destination) -> None:
+def _check_written(work: Path, backend: Backend, destination: Destination) -> ModelVersion:
     """Look at the files as the server will, so that nothing is published that it would refuse."""
     config = load_model_config(work)
     load_graph_grid(work)
     version = ModelVersion(destination.name, destination.version or 1, work, config)
     if problems := backend.check(version):
         raise InvalidModel(list(problems))
+    return version
 
 
 def _publish(work: Path, destination: Destination) -> Path:

@@ -96,8 +96,9 @@ def test_it_says_what_it_wrote_and_how_to_serve_it(tmp_path: Path, file: Path) -
     directory = repository / "tiny" / "1"
     lines = result.stdout.splitlines()
     assert lines[0] == f"wrote {directory}"
-    assert lines[-2] == "note: up_proj comes in 4"
-    listed = {line.split()[0]: line.split()[1:] for line in lines[1:-2]}
+    assert lines[-3] == "note: up_proj comes in 4"
+    assert lines[-2].startswith("limits: context of 256 tokens of the model's 512")
+    listed = {line.split()[0]: line.split()[1:] for line in lines[1:-3]}
     assert set(listed) == {path.name for path in directory.iterdir()}
     assert listed["norm.bin"] == ["256", "B"]
     assert lines[-1] == f"serve it: blink-server serve --model-repository '{repository}'"
@@ -112,7 +113,14 @@ def test_versions_count_up_unless_one_is_asked_for(tmp_path: Path, file: Path) -
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--version", "0"], ["--max-rows", "0"], ["--context-length", "1"]]
+    "arguments",
+    [
+        ["--version", "0"],
+        ["--max-rows", "0"],
+        ["--max-rows", "100000000"],
+        ["--context-length", "1"],
+        ["--context-length", "100000000"],
+    ],
 )
 def test_numbers_out_of_range_are_usage_errors(
     tmp_path: Path, file: Path, arguments: list[str]

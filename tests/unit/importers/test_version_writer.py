@@ -63,6 +63,10 @@ class Builder:
     def check(self, version: ModelVersion) -> Sequence[Problem]:
         return self.problems
 
+    def estimate(self, version: ModelVersion) -> int:
+        limits = version.config["limits"]
+        return int(limits["max_rows"] * limits["context_length"]) << 20
+
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> GgufCheckpoint:
@@ -201,6 +205,48 @@ def test_a_longer_context_than_the_models_is_refused(
     builder = Builder()
     write(checkpoint, Destination(repository, "tiny"), builder, context_length=512)
     assert builder.limits == {"context_length": 512}
+
+
+@pytest.mark.parametrize(
+    ("limit", "asked", "right"),
+    [("max_rows", 100_000_000, "from 1 to 4096"), ("context_length", 1, "from 2 to 16777216")],
+)
+def test_a_limit_that_config_json_may_not_have_is_refused_before_the_build(
+    checkpoint: GgufCheckpoint, repository: Path, limit: str, asked: int, right: str
+) -> None:
+    builder = Builder(lambda directory: pytest.fail("built with a limit that no version may have"))
+    with pytest.raises(ModelImportError, match=f"{limit} is {asked}; must be {right}"):
+        write(checkpoint, Destination(repository, "tiny"), builder, **{limit: asked})
+    assert not repository.exists()
+
+
+def test_the_limits_are_told_beside_what_the_model_allows_and_what_they_take(
+    checkpoint: GgufCheckpoint, repository: Path
+) -> None:
+    def told(**limits: int) -> str:
+        destination, builder = Destination(repository, "tiny"), cast(Backend, Builder())
+        return write_version(
+            checkpoint, builder, destination, limits=limits, options={}, progress=lambda *_: None
+        ).limits
+
+    assert told() == (
+        "context of 128 tokens of the model's 512 (--context-length), 2 rows (--max-rows): "
+        "256 MiB of memory when all are full"
+    )
+    assert told(context_length=512, max_rows=4) == (
+        "context of 512 tokens, 4 rows (--max-rows): 2048 MiB of memory when all are full"
+    )
+
+
+def test_a_chat_template_that_cannot_be_compiled_is_refused_before_the_build(
+    tmp_path: Path, repository: Path
+) -> None:
+    broken = "{{ bos_token }}\n{% if %}"
+    model = write_tiny_gguf(tmp_path / "m.gguf", metadata={"tokenizer.chat_template": broken})
+    builder = Builder(lambda directory: pytest.fail("built although the template is broken"))
+    with pytest.raises(InvalidModel, match=r"m\.gguf: chat template, line 2: Expected an expr"):
+        write(open_gguf(model.path), Destination(repository, "tiny"), builder)
+    assert not repository.exists()
 
 
 def no_space(directory: Path) -> None:
