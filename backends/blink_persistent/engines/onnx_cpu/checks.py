@@ -12,6 +12,20 @@ from blink_server.importers.checkpoint import Architecture, Checkpoint
 # ONNX Runtime's rotary embedding works on heads of a multiple of this size.
 _HEAD_MULTIPLE = 16
 
+LONGEST_CONTEXT = 1 << 20
+"""Positions that a graph has rotary tables for at most: 512 MiB of them with heads of 128."""
+
+_USUAL_POSITIONS = 1 << 17
+
+
+def rotary_positions(trained: int, context_length: int) -> int:
+    """Positions that a graph is built for, so that its limit can be raised later without a build.
+
+    All that the model was trained for, but no more than 131,072 unless the limit asks for more: a
+    file may claim any number, and each costs memory.
+    """
+    return min(trained, max(context_length, _USUAL_POSITIONS))
+
 
 def refuse_unservable(checkpoint: Checkpoint, context_length: int) -> None:
     """Raise `InvalidModel` with every reason why no graph can be built for a checkpoint."""
@@ -56,6 +70,8 @@ def _wrong_dimensions(
     if not 2 <= context_length <= architecture.context_length:
         limit = architecture.context_length
         yield "context_length", context_length, f"must be from 2 to the model's {limit}"
+    elif context_length > LONGEST_CONTEXT:
+        yield "context_length", context_length, f"this engine's longest is {LONGEST_CONTEXT}"
 
 
 def _harmless(name: str) -> bool:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blink_persistent.engines import EngineShape, Launch, ProvisionLimits
+from blink_persistent.engines.onnx_cpu.checks import LONGEST_CONTEXT, rotary_positions
+from blink_persistent.engines.onnx_cpu.graph_file import read_model_shape
 from blink_persistent.engines.onnx_cpu.metadata import COMPUTES, Compute
 from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, GraphKey
 from blink_server.backend import BuildResult, ModelVersion
@@ -90,7 +92,11 @@ class OnnxCpuEngine:
     """Fulfils `Engine`."""
 
     def check(self, version: ModelVersion) -> Sequence[Problem]:
-        """Options that are missing, unknown or ill-typed, a grid that packs prompts."""
+        """Options that are missing, unknown or ill-typed, a grid that packs prompts.
+
+        With right options, also a graph that is cut short, or was built for something else than
+        config.json says; of its file only the metadata is read.
+        """
         file, options = version.directory / "config.json", version.config["engine"]
         problems = [
             Problem(file, f"engine.{name}", options[name], f"use one of {', '.join(_OPTIONS)}")
@@ -105,6 +111,7 @@ class OnnxCpuEngine:
             expected = "must be a whole number above 0, as the import wrote it"
             problems.append(Problem(file, "engine.kv_bytes_per_token", entry_bytes, expected))
         problems += _compute_problems(file, "engine.compute", options)
+        problems += [] if problems else _graph_problems(version)
         grid = GraphGrid.from_json(load_graph_grid(version.directory))
         if grid.max_sequences != 1:
             file = version.directory / "graph_grid.json"
@@ -140,11 +147,10 @@ class OnnxCpuEngine:
         chosen = _choose_limits(architecture, limits, directory)
         compute = _choose_compute(options, directory)
         notes: list[str] = []
-        # Rotary tables for all that the model was trained for: the limit can be raised later.
         files = write_graph(
             checkpoint,
             directory / MODEL_FILE,
-            context_length=architecture.context_length,
+            context_length=rotary_positions(architecture.context_length, chosen["context_length"]),
             compute=compute,
             progress=lambda fraction: progress("graph", fraction),
             note=notes.append,
@@ -174,7 +180,6 @@ class OnnxCpuEngine:
             raise InvalidModel(list(problems))
         progress("load", 0.0)
         model = load_model(_model_path(version), threads=limits.threads)
-        _require_compute(version, model)
         provisioned = OnnxCpuProvisioned(version, grid, model, limits)
         progress("load", 1.0)
         return provisioned
@@ -206,16 +211,29 @@ def _choose_compute(options: Mapping[str, Any], directory: Path) -> Compute:
     return compute
 
 
-def _require_compute(version: ModelVersion, model: LoadedModel) -> None:
-    """Raise `InvalidModel` where config.json asks for another graph than there is."""
-    wanted, built = version.config["engine"].get("compute", "int8"), model.shape.compute
-    if wanted != built:
+def _graph_problems(version: ModelVersion) -> list[Problem]:
+    """Where config.json asks for another graph than there is."""
+    path, file = _model_path(version), version.directory / "config.json"
+    try:
+        shape = read_model_shape(path)
+    except InvalidModel as error:
+        return error.problems
+    problems = []
+    context, engine = version.config["limits"]["context_length"], version.config["engine"]
+    if context > shape.context_length:
+        expected = f"must be at most {shape.context_length}, what {path.name} was built for"
+        problems.append(Problem(file, "limits.context_length", context, expected))
+    if engine["kv_bytes_per_token"] != shape.entry_bytes:
+        expected = f"must be {shape.entry_bytes}, as {path.name} has it"
+        found = engine["kv_bytes_per_token"]
+        problems.append(Problem(file, "engine.kv_bytes_per_token", found, expected))
+    if (wanted := engine.get("compute", "int8")) != shape.compute:
         expected = (
-            f"{model.path.name} was built for {built!r}: "
+            f"{path.name} was built for {shape.compute!r}: "
             f"say so, or import the model again with --compute {wanted}"
         )
-        file = version.directory / "config.json"
-        raise InvalidModel([Problem(file, "engine.compute", wanted, expected)])
+        problems.append(Problem(file, "engine.compute", wanted, expected))
+    return problems
 
 
 def _choose_limits(
@@ -225,8 +243,11 @@ def _choose_limits(
     context_length = limits.get(
         "context_length", min(architecture.context_length, _DEFAULT_CONTEXT)
     )
-    if not 2 <= context_length <= architecture.context_length:
-        expected = f"must be from 2 to the model's {architecture.context_length}"
+    longest, whose = architecture.context_length, "the model's"
+    if longest > LONGEST_CONTEXT:
+        longest, whose = LONGEST_CONTEXT, "this engine's"
+    if not 2 <= context_length <= longest:
+        expected = f"must be from 2 to {whose} {longest}"
         problem = Problem(directory, "limits.context_length", context_length, expected)
         raise InvalidModel([problem])
     chosen = {

@@ -14,6 +14,7 @@ present bound to one buffer only the new entries are written; an inactive row's 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +95,9 @@ def build_graph(
     decoder.head(residual, update)
     progress(1.0)
     note(matrices.summary())
-    return graph.finish(model_shape(architecture, context_length, compute).to_metadata())
+    shape = model_shape(architecture, context_length, compute)
+    shape = replace(shape, weight_file_bytes=weight_file.size if weight_file else 0)
+    return graph.finish(shape.to_metadata())
 
 
 def model_shape(

@@ -29,6 +29,7 @@ class ModelShape:
     vocabulary_size: int
     context_length: int  # the largest that the graph can serve
     compute: Compute = "int8"  # of graphs that do not say
+    weight_file_bytes: int = 0  # of "<name>.data" beside the graph; 0: there is none, or not said
 
     @property
     def entry_bytes(self) -> int:

@@ -42,6 +42,11 @@ class WeightFile:
         """The file's name, if it was made."""
         return [] if self._file is None else [self._path.name]
 
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return 0 if self._file is None else self._file.tell()
+
     def write(self, name: str, value: npt.NDArray[np.generic]) -> TensorProto | None:
         """Append a tensor; returns the initializer that refers to it, None for a small one."""
         if value.nbytes < _SMALLEST:

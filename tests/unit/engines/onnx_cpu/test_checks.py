@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blink_persistent.engines.onnx_cpu.checks import LONGEST_CONTEXT, rotary_positions
 from blink_persistent.engines.onnx_cpu.graph import build_graph
 from blink_server.errors import InvalidModel
 from blink_server.testing.memory_checkpoint import random_checkpoint, tiny_architecture
@@ -56,6 +57,26 @@ def test_repeated_facts_do_no_harm():
     checkpoint.tensors["lm_head.weight"] = checkpoint.tensors["model.embed_tokens.weight"]
     checkpoint.tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
     build_graph(checkpoint, context_length=16)
+
+
+def test_a_context_beyond_the_longest_of_the_engine_is_refused_before_its_tables_are_made():
+    checkpoint = random_checkpoint(tiny_architecture(context_length=2**31 - 1))
+    assert _problems(checkpoint, LONGEST_CONTEXT + 1) == {"context_length": LONGEST_CONTEXT + 1}
+
+
+@pytest.mark.parametrize(
+    ("trained", "limit", "positions"),
+    [
+        (8192, 2048, 8192),
+        (131_072, 2048, 131_072),
+        (2**31 - 1, 2048, 131_072),
+        (2**31 - 1, 200_000, 200_000),
+    ],
+)
+def test_tables_are_for_what_the_model_was_trained_for_within_reason(
+    trained: int, limit: int, positions: int
+):
+    assert rotary_positions(trained, limit) == positions
 
 
 @pytest.mark.parametrize("context_length", [1, 65])

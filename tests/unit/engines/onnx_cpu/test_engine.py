@@ -16,6 +16,7 @@ import pytest
 from blink_persistent import _native
 from blink_persistent.engines import Launch, ProvisionLimits
 from blink_persistent.engines.onnx_cpu.engine import OnnxCpuEngine, OnnxCpuProvisioned
+from blink_persistent.engines.onnx_cpu.graph_file import read_model_shape
 from blink_persistent.graph_grid import GraphGrid, default_grid
 from blink_persistent.ring import Ring, SlotState, create_ring_memory, unpack_status
 from blink_persistent.samplers.default import DefaultSampler
@@ -25,7 +26,11 @@ from blink_server.backend import ModelVersion
 from blink_server.config import load_graph_grid, load_model_config
 from blink_server.errors import InvalidModel
 from blink_server.testing.llama_reference import forward
-from blink_server.testing.memory_checkpoint import random_checkpoint, tiny_architecture
+from blink_server.testing.memory_checkpoint import (
+    MemoryCheckpoint,
+    random_checkpoint,
+    tiny_architecture,
+)
 
 LIMITS = {"max_rows": 3, "context_length": 64, "max_prefill_tokens": 16}
 CHECKPOINT = random_checkpoint(tiny_architecture(), bits=4)
@@ -36,15 +41,20 @@ def _ignore(stage: str, fraction: float) -> None:
     pass
 
 
-def _build(directory: Path, limits: dict[str, int] | None = None, **options: Any) -> ModelVersion:
+def _build(
+    directory: Path,
+    limits: dict[str, int] | None = None,
+    checkpoint: MemoryCheckpoint = CHECKPOINT,
+    **options: Any,
+) -> ModelVersion:
     built = OnnxCpuEngine().build(
-        CHECKPOINT,
+        checkpoint,
         directory,
         limits=LIMITS if limits is None else limits,
         options=options,
         progress=_ignore,
     )
-    assert [file.name for file in directory.iterdir()] == built.files
+    assert sorted(file.name for file in directory.iterdir()) == sorted(built.files)
     config = {"backend": "blink_persistent", "eos_token_ids": [], **built.config}
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "graph_grid.json").write_text(json.dumps(built.graph_grid))
@@ -159,6 +169,15 @@ def test_a_context_that_the_model_was_not_trained_for_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_that_claims_any_number_of_positions_is_built_for_a_sound_one(tmp_path: Path):
+    endless = random_checkpoint(tiny_architecture(context_length=2**31 - 1), bits=4)
+    version = _build(tmp_path, limits={}, checkpoint=endless)
+    assert version.config["limits"]["context_length"] == 2048
+    assert read_model_shape(tmp_path / "model.onnx").context_length == 131_072
+    with pytest.raises(InvalidModel, match=r"limits\.context_length.* this engine's 1048576"):
+        _build(tmp_path, limits={"context_length": 1048577}, checkpoint=endless)
+
+
 def test_the_limit_can_be_raised_to_the_models_context_after_the_build(tmp_path: Path):
     version = _build(tmp_path, limits=LIMITS | {"context_length": 32})
     version.config["limits"]["context_length"] = 64  # type: ignore[index]
@@ -249,6 +268,8 @@ def test_a_config_without_the_graphs_name_says_so(version: ModelVersion):
         ({"kv_bytes_per_token": "many"}, "engine.kv_bytes_per_token"),
         ({"kv_bytes_per_token": 0}, "engine.kv_bytes_per_token"),
         ({"compute": "float32"}, "engine.compute"),
+        ({"compute": "fp32"}, "engine.compute"),
+        ({"kv_bytes_per_token": 1}, "engine.kv_bytes_per_token"),
     ],
 )
 def test_wrong_options_are_named(version: ModelVersion, options: dict[str, Any], field: str):
@@ -272,3 +293,17 @@ def test_a_damaged_graph_is_named(version: ModelVersion):
     (version.directory / "model.onnx").write_bytes(b"not a graph")
     with pytest.raises(InvalidModel, match=r"model\.onnx"):
         _provision(version)
+
+
+def test_a_context_that_the_graph_was_not_built_for_is_a_problem(version: ModelVersion):
+    version.config["limits"]["context_length"] = 65  # type: ignore[index]
+    (problem,) = OnnxCpuEngine().check(version)
+    assert (problem.file.name, problem.field) == ("config.json", "limits.context_length")
+    assert problem.expected == "must be at most 64, what model.onnx was built for"
+
+
+def test_a_truncated_graph_is_a_problem(version: ModelVersion):
+    path = version.directory / "model.onnx"
+    path.write_bytes(path.read_bytes()[:-1000])
+    (problem,) = OnnxCpuEngine().check(version)
+    assert problem.file == path
