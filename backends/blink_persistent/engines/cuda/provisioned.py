@@ -90,7 +90,7 @@ class CudaProvisioned:
         share = version.config["limits"].get("memory_fraction", 0.9)
         architecture = options.architecture
         budget = int(share * torch.cuda.mem_get_info(device)[1])
-        self.block_count = _block_count(options, self.grid, context, budget)
+        self.block_count = choose_block_count(options, self.grid, context, budget)
         self.limits = EngineLimits(
             context_length=context,
             vocabulary_size=architecture.vocabulary_size,
@@ -155,15 +155,19 @@ def _load(
     return read_weights(path, options.architecture, device=device, progress=progress)
 
 
-def _block_count(options: CudaOptions, grid: GraphGrid, context: int, budget: int) -> int:
-    """The blocks asked for, or those that the budget leaves room for; at least one request's."""
+def choose_block_count(options: CudaOptions, grid: GraphGrid, context: int, budget: int) -> int:
+    """The blocks asked for, or all that `budget` bytes leave room for, the null block included.
+
+    Raises Unavailable where they do not fit, or where what is left does not hold one request of
+    `context` tokens.
+    """
     block_bytes = options.block_size * kv_entry_bytes(options.architecture)
-    fits = (budget - fixed_bytes(options, grid)) // block_bytes
-    wanted = options.block_count or fits
-    least = 1 + -(-context // options.block_size)
-    if wanted > fits or (options.block_count is None and fits < least):
+    fixed = fixed_bytes(options, grid)
+    fits = (budget - fixed) // block_bytes
+    least = options.block_count or 1 + -(-context // options.block_size)
+    if least > fits:
         raise Unavailable(
-            f"memory: {max(wanted, least) * block_bytes + fixed_bytes(options, grid)} bytes are "
-            f"needed, the memory fraction is {budget}"
+            f"memory: {fixed + least * block_bytes} bytes are needed, the version's share of the "
+            f"device's memory is {budget}"
         )
-    return wanted
+    return options.block_count or fits
