@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +75,24 @@ def _problems(error: ValidationError, file: Path) -> Iterator[Problem]:
         yield Problem(file, field_path(parts), value, _expected(error))
 
 
+def _fields(schema: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Which fields the object may have that is wanted: its name alone tells nobody."""
+    known = sorted(set(schema.get("properties", ())) - {"$schema"})
+    if "object" not in names or "properties" not in schema:
+        return ""
+    if not known:
+        return ", an empty one: {}"
+    fields = "its field is" if len(known) == 1 else "its fields are"
+    return f"; {fields} {', '.join(known)}"
+
+
 def _expected(error: ValidationError) -> str:
     schema: Any = error.schema
     bound: Any = error.validator_value
     match error.validator:
         case "type":
             names = [bound] if isinstance(bound, str) else bound
-            return "must be " + " or ".join(_TYPES[name] for name in names)
+            return "must be " + " or ".join(_TYPES[name] for name in names) + _fields(schema, names)
         case "minimum":
             return f"must be at least {bound}"
         case "maximum":

@@ -102,7 +102,14 @@ def test_a_loaded_config_shares_nothing_with_the_schema(tmp_path: Path) -> None:
     [
         ({"backend": 3}, "backend", 3, "must be a string"),
         ({"backend": ""}, "backend", "", "must not be empty"),
-        ({"limits": []}, "limits", [], "must be an object"),
+        (
+            {"limits": []},
+            "limits",
+            [],
+            "must be an object; its fields are context_length, cpu_threads, max_prefill_tokens, "
+            "max_queue, max_rows, memory_fraction, slots, step_timeout_seconds",
+        ),
+        ({"source": []}, "source", [], "must be an object"),
         ({"limits": {}}, "limits.context_length", None, "is missing"),
         (with_limits(max_rows=0), "limits.max_rows", 0, "must be at least 1"),
         (with_limits(max_rows=True), "limits.max_rows", True, "must be a whole number"),
@@ -289,6 +296,16 @@ def test_reads_version_policies(tmp_path: Path, written: dict[str, Any], policy:
             {"version_policy": {"latest": {"num_versions": 0}}},
             "version_policy.latest.num_versions",
             "must be at least 1",
+        ),
+        (
+            {"version_policy": {"latest": 0}},
+            "version_policy.latest",
+            "must be an object; its field is num_versions",
+        ),
+        (
+            {"version_policy": {"all": True}},
+            "version_policy.all",
+            "must be an object, an empty one: {}",
         ),
         (
             {"version_polcy": {"all": {}}},
