@@ -56,9 +56,13 @@ def open_port(offer: Offer, descriptors: Sequence[int]) -> RingPort:
             f"it has {', '.join(_OPENERS)}"
         ) from None
     try:
-        return opener(offer, descriptors)
+        port, epoch = opener(offer, descriptors), offer["epoch"]
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise Unavailable(f"the runner offers no usable ring: {error!r}") from error
+    if port.epoch != epoch:
+        port.close()
+        raise Unavailable(f"the ring's epoch is {port.epoch}, not {epoch} as the runner offers")
+    return port
 
 
 def _memory(offer: Offer, descriptors: Sequence[int]) -> RingPort:

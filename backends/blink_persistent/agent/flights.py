@@ -65,11 +65,11 @@ class Flights:
         state word are those of the slot's request, for its two words may be of different moments.
         """
         window = slice(first, first + len(now))
-        expected = self.expected[window]
+        expected, shown = self.expected[window], self.shown[window]
         accepted = (
             (now[:, 0] == expected)
             & (now[:, 1] >> _BYTE_SHIFT == expected & _BYTE)
-            & (now != self.shown[window]).any(axis=1)
+            & ((now[:, 1] != shown[:, 1]) | (now[:, 0] != shown[:, 0]))
             & self.in_flight[window]
         )
         slots = accepted.nonzero()[0]

@@ -42,9 +42,12 @@ class Forwarder:
         """
         now = self._now
         self._mirror.ring.atomic.read_words(0, now)
-        changed = (now != self.sent).any(axis=1).nonzero()[0]
-        if not changed.size:
+        # As 8-byte words, two a slot: by far the quickest look at thousands of slots.
+        differ = now.view(np.uint64).reshape(-1) != self.sent.view(np.uint64).reshape(-1)
+        words = differ.nonzero()[0]
+        if not words.size:
             return False
+        changed = np.unique(words // 2)
         submits = changed[now[changed, 0] != self.sent[changed, 0]]
         if len(submits) > _MOST_SUBMITS:
             changed = np.setdiff1d(changed, submits[_MOST_SUBMITS:], assume_unique=True)
