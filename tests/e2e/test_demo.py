@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +17,8 @@ from typing import Any
 import pytest
 
 from blink_server.process import ProcessId
+from blink_server.runtime_dir import living_processes
+from blink_server.testing.server_process import processes
 from blink_server.testing.tiny_gguf import write_tiny_gguf
 
 DEMO = Path(__file__).parents[2] / "tools" / "demo.py"
@@ -36,7 +40,7 @@ class Demo:
     def __call__(self, *arguments: str, status: int = 0) -> str:
         finished = subprocess.run(
             [sys.executable, str(DEMO), *arguments, f"--state={self.state}"],
-            env=os.environ | {"XDG_RUNTIME_DIR": str(self.runtime)},
+            env=os.environ | {"TMPDIR": str(self.runtime)},
             capture_output=True,
             text=True,
         )
@@ -55,9 +59,9 @@ class Demo:
         return ProcessId(record["pid"], record["start_ticks"])
 
     def assert_nothing_runs(self) -> None:
-        assert not (self.state / "demo.json").exists()
-        servers = self.runtime / "blink-server"
-        assert not servers.exists() or [p.name for p in servers.iterdir()] == ["lock"]
+        assert {path.name for path in self.state.glob("*")} <= {"demo.log"}
+        assert list(self.runtime.glob("blink-demo-*")) == []
+        assert processes(self.runtime) == []
         socket.create_server(("127.0.0.1", self.port)).close()
 
 
@@ -91,11 +95,36 @@ def test_the_server_answers_and_stays_until_it_is_stopped(demo: Demo) -> None:
     assert "no demo server" in demo("stop")
 
 
-def test_a_second_run_says_that_the_first_still_serves(demo: Demo) -> None:
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_second_run_says_that_the_first_still_serves(demo: Demo, elsewhere: bool) -> None:
     demo.run()
     server = demo.server()
-    assert "make stop" in demo.run(status=1)
+    another = ["--port=1"] if elsewhere else []
+    said = demo.run(*another, status=1)
+    assert f"process {server.pid} on port {demo.port}: make stop ends it" in said
     assert server.alive
+    assert str(server.pid) in demo("stop")
+    demo.assert_nothing_runs()
+
+
+def test_what_a_killed_server_leaves_behind_is_found_and_stopped(demo: Demo) -> None:
+    demo.run()
+    server = demo.server()
+    left = list(living_processes(demo.state / "runtime"))
+    assert len(left) == 2
+    pidfd = os.pidfd_open(server.pid)
+    os.kill(server.pid, signal.SIGKILL)
+    assert select.select([pidfd], [], [], 30)[0]
+    os.close(pidfd)
+    assert all(process.alive for process in left)
+
+    said = demo.run(status=1)
+    assert "a demo server that was killed has left" in said
+    assert "make stop ends them" in said
+    said = demo("stop")
+    assert all(str(process.pid) in said for process in left)
+    assert not any(process.alive for process in left)
+    demo.assert_nothing_runs()
 
 
 def test_exit_leaves_nothing_running_and_keeps_the_model(demo: Demo) -> None:
