@@ -41,6 +41,7 @@ import serve_bench
 from machine import describe_machine
 from measures import Measure, keep, report
 from served import served
+from stopping import stop_on_sigterm
 
 PACKAGE = "llama-cpp-python==0.3.36"
 THREADS = 2
@@ -154,6 +155,7 @@ async def measure(repository: Path, peer: LlamaCpp, rounds: int) -> list[Measure
             theirs["prefill"].append(peer.ask(do="prefill", prompt=ids)["seconds"])
             ours["eight"].append(await serve_bench.eight_streams(url))
             theirs["eight"].append(decode_rate(peer, chats))
+            click.echo(f"round {number + 1} of {rounds} measured")
     return figures(ours, theirs)
 
 
@@ -179,6 +181,7 @@ def figures(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> lis
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
 def main(rounds: int) -> None:
     """Measure, print and keep; exit code 1 where a target is missed."""
+    stop_on_sigterm()
     cores = sorted(os.sched_getaffinity(0))[:THREADS]
     os.sched_setaffinity(0, cores)  # of the servers too
     machine = describe_machine()

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from machine import describe_machine
 from measures import Measure, keep, report
 from served import proportional_bytes, served
+from stopping import stop_on_sigterm
 
 PROJECT = Path(__file__).resolve().parents[2]
 MODEL = "smollm2-135m-instruct"
@@ -98,18 +99,24 @@ def prompt_text(version: Path, number: int) -> str:
 async def measure(repository: Path, rounds: int) -> tuple[list[Measure], dict[str, int]]:
     """All figures, and the memory of each process. Raises BlinkError."""
     ready = []
-    for _ in range(rounds - 1):
+    for number in range(rounds - 1):
         async with served(repository) as (_server, _url, seconds):
             ready.append(seconds)
+            click.echo(f"start {number + 1} of {rounds}: ready in {seconds:.1f} s")
     one, eight, first = [], [], []
     version = max((repository / MODEL).iterdir(), key=lambda entry: entry.name)
     async with served(repository) as (server, url, seconds):
         ready.append(seconds)
+        click.echo(f"start {rounds} of {rounds}: ready in {seconds:.1f} s")
         await one_stream(url)
         for number in range(rounds):
             one.append(await one_stream(url))
             first.append(await first_token(url, prompt_text(version, number)))
             eight.append(await eight_streams(url))
+            click.echo(
+                f"round {number + 1} of {rounds}: one stream {one[-1]:.0f} tokens/s, "
+                f"eight {eight[-1]:.0f} tokens/s, first token {first[-1]:.2f} s"
+            )
         memory = proportional_bytes(server.pid)
     ratios = [together / alone for together, alone in zip(eight, one, strict=True)]
     total = sum(memory.values()) / 1e9
@@ -133,6 +140,7 @@ async def measure(repository: Path, rounds: int) -> tuple[list[Measure], dict[st
 )
 def main(rounds: int, repository: Path) -> None:
     """Measure, print and keep; exit code 1 where a target is missed."""
+    stop_on_sigterm()
     if not (repository / MODEL).is_dir():
         raise click.ClickException(f"{repository / MODEL} is not there: run make demo once")
     machine = describe_machine()

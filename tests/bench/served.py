@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -26,6 +27,10 @@ async def served(
         yield server, url, time.monotonic() - started
         await server.stop()
     finally:
+        for _ in range(2):  # the second one skips draining; then it ends what it has started itself
+            server.signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await server.exit()
         server.kill_everything()
         await server.exit()
         shutil.rmtree(directory, ignore_errors=True)

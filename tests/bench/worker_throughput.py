@@ -37,6 +37,7 @@ from blink_server.text.tokenizers import HuggingFaceTokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from machine import describe_machine
+from stopping import stop_on_sigterm
 from ticking_session import TickingSession
 
 STEP, PROFILE = "BLINK_BENCH_STEP_SECONDS", "BLINK_BENCH_PROFILE"
@@ -200,14 +201,23 @@ def run(rate: float, *, connections: int, seconds: float, profile: str | None = 
         )
     try:
         worker = _worker_of(process.pid)
+        print(f"{rate:g} tokens a second by worker {worker}", file=sys.stderr, flush=True)
         os.sched_setaffinity(worker, cores[:1])
         os.sched_setaffinity(0, cores[1:] or cores)
         return asyncio.run(_measure(port, worker, rate, connections, seconds))
     finally:
         os.sched_setaffinity(0, cores)
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        _end(process)
         metrics.cleanup()
+
+
+def _end(gunicorn: subprocess.Popen[bytes]) -> None:
+    gunicorn.terminate()
+    try:
+        gunicorn.wait(30)
+    except subprocess.TimeoutExpired:
+        os.killpg(gunicorn.pid, signal.SIGKILL)
+        gunicorn.wait()
 
 
 def _worker_of(arbiter: int) -> int:
@@ -228,6 +238,7 @@ def main() -> None:
     parser.add_argument("--profile", help="write the worker's cProfile of the last rate here")
     parser.add_argument("--output", type=Path, help="write the results and the machine here")
     options = parser.parse_args()
+    stop_on_sigterm()
     machine, results = describe_machine(), []
     for rate in options.rate:
         result = run(
@@ -237,7 +248,7 @@ def main() -> None:
             profile=options.profile,
         )
         results.append({name: round(value, 3) for name, value in asdict(result).items()})
-        print(json.dumps(results[-1]))
+        print(json.dumps(results[-1]), flush=True)
     if options.output is not None:
         options.output.write_text(json.dumps({"machine": machine, "results": results}, indent=1))
 
