@@ -55,6 +55,7 @@ class Served:
 
     def __init__(self, directory: Path, slots: int) -> None:
         config = {
+            "deterministic": False,
             "limits": {
                 "context_length": CONTEXT_LENGTH,
                 "slots": slots,
