@@ -91,7 +91,7 @@ def _build(record_class: type[M], plain: Any, where: str) -> M:
             values[name] = _convert(
                 _types(cast(Any, record_class))[name], plain[name], f"{where}: {name}"
             )
-        elif field.default is dataclasses.MISSING:
+        elif (field.default, field.default_factory) == (dataclasses.MISSING,) * 2:
             raise ProtocolError(f"{where}: field {name!r} is missing")
     return record_class(**values)
 

@@ -9,7 +9,7 @@ always complete. Client to provisioner: `RegisterClient`, then `Ask`, each with 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from blink_server.backend import Endpoint
@@ -198,36 +198,17 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRow:
-    """One version in the index; version 0 stands for a model that has none.
-
-    `since`: seconds since 1970, 0 where it was never loaded. `requests`: in flight, over all
-    workers, where they were counted.
-    """
-
-    model: str
-    version: int
-    state: str
-    reason: str = ""
-    epoch: int = 0
-    since: float = 0.0
-    load_seconds: float = 0.0
-    requests: int = 0
-
-    def with_usage(self, requests: int) -> ModelRow:
-        """The same with so many requests."""
-        return replace(self, requests=requests)
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
-    """To the `Ask` of the same id: done, not allowed, no such model, or failed and why."""
+    """To the `Ask` of the same id: done, not allowed, no such model, or failed and why.
+
+    `rows`: an index, as the columns of `blink_server.model_rows`.
+    """
 
     TYPE: ClassVar[str] = "answer"
     id: int
     outcome: Literal["done", "refused", "unknown", "failed"] = "done"
     error: str = ""
-    rows: tuple[ModelRow, ...] = ()
+    rows: Mapping[str, Any] = field(default_factory=dict)
 
 
 RunnerMessage = RegisterRunner | Progress | Ready | Failed

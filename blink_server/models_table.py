@@ -17,7 +17,8 @@ from rich.table import Table
 
 from blink_server.control_client import ask
 from blink_server.errors import BlinkError
-from blink_server.messages import Answer, ModelRow
+from blink_server.messages import Answer
+from blink_server.model_rows import ModelRow, from_columns
 from blink_server.runtime_dir import find_control_sockets
 
 _REFRESH_SECONDS = 1.0
@@ -62,7 +63,7 @@ def show_models(runtime_dir: Path | None, *, watch: bool, as_json: bool) -> None
 
 
 def _rows(socket: Path) -> Sequence[ModelRow]:
-    return asyncio.run(ask(socket, "index", usage=True)).rows
+    return from_columns(asyncio.run(ask(socket, "index", usage=True)).rows)
 
 
 def _table(rows: Sequence[ModelRow]) -> Table:

@@ -16,9 +16,9 @@ from blink_server.http.kserve_models import reply
 from blink_server.http.models import ModelDirectory
 from blink_server.http.settings import ServerSettings
 from blink_server.messages import Answer
-from blink_server.repository.harness import State
+from blink_server.model_rows import from_columns
 
-_STATES = {State.DRAINING: State.UNLOADING}  # Triton has one word for both
+_STATES = {"DRAINING": "UNLOADING"}  # Triton has one word for both
 
 
 class RepositoryIndexResource:
@@ -33,18 +33,18 @@ class RepositoryIndexResource:
         ready = body.get("ready", False)
         if not isinstance(ready, bool):
             raise InvalidRequest(f"ready is {ready!r}; it must be true or false", param="ready")
-        rows = (await _ask(self._settings, "index")).rows
+        rows = from_columns((await _ask(self._settings, "index")).rows)
         reply(
             resp,
             [
                 {
                     "name": row.model,
                     **({"version": str(row.version)} if row.version else {}),
-                    "state": str(_STATES.get(State(row.state), row.state)),
+                    "state": _STATES.get(row.state, row.state),
                     "reason": row.reason,
                 }
                 for row in rows
-                if not ready or row.state == State.READY
+                if not ready or row.state == "READY"
             ],
         )
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 
 from blink_server.catalog import Catalog
 from blink_server.control_server import Peer
 from blink_server.errors import BlinkError
 from blink_server.message_codec import ProtocolError
-from blink_server.messages import FROM_CLIENT, Answer, Ask, EndpointKey, ModelRow, RegisterClient
+from blink_server.messages import FROM_CLIENT, Answer, Ask, EndpointKey, RegisterClient
+from blink_server.model_rows import ModelRow, to_columns
 from blink_server.repository.follower import RepositoryFollower
 from blink_server.repository.harness import State
 from blink_server.repository.manager import Manager
@@ -68,8 +71,9 @@ class Admin:
     async def _answer(self, ask: Ask) -> Answer:
         if ask.action == "index":
             rows = model_rows(self._follower.wanted, self._manager.supervisors)
-            used = await self._catalog.usage() if ask.usage else {}
-            return Answer(ask.id, rows=tuple(_with_usage(rows, self._manager.supervisors, used)))
+            if ask.usage:
+                rows = _with_usage(rows, await self._catalog.usage())
+            return Answer(ask.id, rows=to_columns(rows))
         if self._requests is None:
             return Answer(
                 ask.id,
@@ -168,11 +172,8 @@ def _row(supervisor: Supervisor, beneath: ModelRow | None) -> ModelRow:
     )
 
 
-def _with_usage(
-    rows: Iterable[ModelRow], supervisors: Iterable[Supervisor], used: dict[EndpointKey, int]
-) -> list[ModelRow]:
-    counts: dict[VersionKey, int] = {}
+def _with_usage(rows: Iterable[ModelRow], used: Mapping[EndpointKey, int]) -> list[ModelRow]:
+    counts: Counter[VersionKey] = Counter()
     for key, count in used.items():
-        version = VersionKey(key.model, key.version)
-        counts[version] = counts.get(version, 0) + count
-    return [row.with_usage(counts.get(VersionKey(row.model, row.version), 0)) for row in rows]
+        counts[VersionKey(key.model, key.version)] += count
+    return [replace(row, requests=counts[VersionKey(row.model, row.version)]) for row in rows]

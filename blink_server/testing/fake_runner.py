@@ -6,6 +6,7 @@ makes it answer or behave otherwise:
     fail_while    name of a file of the version directory: the load fails while it is there
     load_gate     name of a FIFO of the version directory: the load ends when a writer closes it
     answer        token ids to answer with, over and over
+    identity      token ids of "0123456789. ": answer with "<version>.<epoch> "
     exit_code     exit with this status instead of loading
     token_seconds time between two tokens
     die_after     SIGKILL itself after so many tokens
@@ -45,6 +46,7 @@ class FakeOptions:
     fail_while: str | None = None
     load_gate: str | None = None
     answer: list[int] | None = None
+    identity: list[int] | None = None
     exit_code: int | None = None
     token_seconds: float = 0.0
     die_after: int | None = None
@@ -63,12 +65,18 @@ class FakeRunner:
         self._channel = channel
         self._directory = channel.environment.version_directory
         self._options = FakeOptions.read(self._directory)
+        self._answer = self._options.answer or self._identity()
         self._accepting = True
         self._tokens = 0
         self._requests: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._stopping = asyncio.Event()
+
+    def _identity(self) -> list[int]:
+        environment, ids = self._channel.environment, self._options.identity
+        text = f"{environment.version}.{environment.epoch} "
+        return [] if ids is None else [ids["0123456789. ".index(c)] for c in text]
 
     def load(self) -> None:
         """Pretend to load. Raises BlinkError when told to fail."""
@@ -141,7 +149,7 @@ class FakeRunner:
     async def _generate(
         self, number: int, request: Mapping[str, Any], writer: asyncio.StreamWriter
     ) -> None:
-        prompt = self._options.answer or request["prompt_ids"]
+        prompt = self._answer or request["prompt_ids"]
         count = request["max_tokens"]
         try:
             for position in range(count):

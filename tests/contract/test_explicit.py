@@ -10,6 +10,7 @@ import httpx
 
 from blink_server.control_client import ask
 from blink_server.messages import Answer
+from blink_server.model_rows import from_columns
 from blink_server.testing.fake_repository import write_fake_version
 from blink_server.testing.server_process import ServerProcess
 from blink_server.testing.stream_client import EventStream
@@ -27,7 +28,9 @@ async def complete(url: str, model: str) -> tuple[int, str]:
 
 
 def states(answer: Answer) -> dict[str, tuple[str, str]]:
-    return {f"{row.model}:{row.version}": (row.state, row.reason) for row in answer.rows}
+    return {
+        f"{row.model}:{row.version}": (row.state, row.reason) for row in from_columns(answer.rows)
+    }
 
 
 async def test_only_what_is_asked_for_is_served(start: Start, repository: Path) -> None:
@@ -63,12 +66,12 @@ async def test_a_load_takes_changes_a_config_and_force(start: Start, repository:
     server = await start(*EXPLICIT, "--load-model=*")
     await server.ready()
     socket = server.runtime / "control.sock"
-    [row] = (await ask(socket, "index")).rows
+    [row] = from_columns((await ask(socket, "index")).rows)
     assert (row.epoch, row.since > 0, row.load_seconds > 0) == (1, True, True)
     await ask(socket, "load", model="echo")  # nothing has changed
-    assert [row.epoch for row in (await ask(socket, "index")).rows] == [1]
+    assert [row.epoch for row in from_columns((await ask(socket, "index")).rows)] == [1]
     await ask(socket, "load", model="echo", force=True)
-    assert [row.epoch for row in (await ask(socket, "index")).rows] == [2]
+    assert [row.epoch for row in from_columns((await ask(socket, "index")).rows)] == [2]
     await ask(socket, "load", model="echo", config={"limits": {"context_length": 64}})
     config = json.loads((server.runtime / "runner-3" / "config.json").read_text())
     assert config["limits"]["context_length"] == 64
@@ -79,7 +82,7 @@ async def test_a_load_takes_changes_a_config_and_force(start: Start, repository:
     write_json(directory / "fake.json", {"exit_code": 4})
     failed = await ask(socket, "load", model="echo")
     assert "exit code 4" in failed.error
-    [row] = (await ask(socket, "index")).rows
+    [row] = from_columns((await ask(socket, "index")).rows)
     assert row.state == "READY"
     assert "exit code 4" in row.reason
 
@@ -128,6 +131,6 @@ async def test_requests_in_flight_are_counted_over_all_workers(
     body = {"model": "echo", "prompt": "?", "max_tokens": 500, "stream": True}
     streams = [await EventStream.open(url, "/v1/completions", body) for _ in range(5)]
     answer = await ask(server.runtime / "control.sock", "index", usage=True)
-    assert [row.requests for row in answer.rows] == [5]
+    assert [row.requests for row in from_columns(answer.rows)] == [5]
     for stream in streams:
         stream.close()
