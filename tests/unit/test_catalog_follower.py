@@ -22,11 +22,14 @@ from blink_server.messages import (
     CatalogEntry,
     CatalogUpdate,
     Connected,
+    CountUsage,
     EndpointKey,
+    EndpointUsage,
     Message,
     RegisterRunner,
     RegisterWorker,
     Released,
+    Usage,
 )
 from blink_server.testing.fake_backend import FakeSession
 from blink_server.testing.fake_repository import write_fake_version
@@ -303,3 +306,68 @@ async def test_close_gives_every_session_back(worker: Worker) -> None:
     await worker.serving()
     await worker.follower.close()
     assert worker.backend.sessions[0].closed.is_set()
+
+
+async def test_a_request_gets_the_new_endpoint_when_this_worker_is_connected_to_it(
+    worker: Worker,
+) -> None:
+    peer = await worker.serving()
+    old = worker.backend.sessions[0]
+    worker.backend.refusal = "not yet"
+    new = replace(worker.ready, epoch=2)
+    await worker.provisioner.publish(peer, worker.ready, new)
+    await asyncio.wait_for(worker.backend.refused.wait(), 10)
+    assert worker.directory.find("echo").session is old
+    worker.backend.refusal = ""
+    assert await worker.provisioner.hear() == Connected("echo", 1, 2)
+    assert worker.directory.find("echo").session is worker.backend.sessions[1]
+    # An endpoint that was picked is held, whether its request has been submitted or not.
+    picked = worker.directory.lease("echo")
+    await worker.provisioner.publish(peer, new)
+    assert await worker.provisioner.hear() == Released("echo", 1, 1)
+    gone = replace(new, state="DRAINING", endpoint=None)
+    await worker.provisioner.publish(peer, gone)
+    await worker.directory.until(lambda entry: not entry.serves)
+    assert worker.provisioner.said.empty()
+    picked.release()
+    assert await worker.provisioner.hear() == Released("echo", 1, 2)
+
+
+async def test_settings_reach_the_session_when_it_connects_and_whenever_they_change(
+    worker: Worker,
+) -> None:
+    peer = await worker.serving()
+    [session] = worker.backend.sessions
+    assert session.config == worker.ready.config
+    config = {**worker.ready.config, "default_sampling": {"top_k": 7}}
+    await worker.provisioner.publish(peer, replace(worker.ready, config=config))
+    await worker.directory.until(lambda e: e.version.config["default_sampling"] != {})
+    assert session.config == config
+    assert len(worker.backend.sessions) == 1
+
+
+async def test_a_worker_counts_its_requests_when_it_is_asked(worker: Worker) -> None:
+    peer = await worker.serving()
+    await peer.send(CountUsage(1))
+    assert await worker.provisioner.hear() == Usage(1, ())
+    with worker.directory.lease("echo"), worker.directory.lease("alias"):
+        await peer.send(CountUsage(2))
+        assert await worker.provisioner.hear() == Usage(2, (EndpointUsage(worker.ready.key, 2),))
+
+
+@pytest.mark.parametrize("ending", [False, True])
+async def test_requests_are_ended_when_their_runner_or_the_server_is(
+    worker: Worker, ending: bool
+) -> None:
+    peer = await worker.serving()
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    lease = worker.directory.lease("echo")
+    lease.when_interrupted(lambda error: heard.put_nowait(str(error)))
+    unloading = replace(worker.ready, state="UNLOADING", endpoint=None)
+    entry = worker.ready if ending else unloading
+    await peer.send(CatalogUpdate(99, "DRAINING", (entry,), ending=ending))
+    expected = "the server has shut down" if ending else "echo:1 was unloaded"
+    assert await asyncio.wait_for(heard.get(), 10) == expected
+    lease.when_interrupted(lambda error: heard.put_nowait("again"))
+    assert heard.get_nowait() == "again"
+    lease.release()

@@ -86,3 +86,16 @@ async def test_a_request_that_has_its_row_waits_no_more(start_ring: Any, open_se
     ring.open_gate.set()
     for stream in streams:
         assert (await events_of(stream))[-1].reason is FinishReason.LENGTH
+
+
+async def test_the_queue_s_end_may_move_while_it_serves(start_ring: Any, open_session: Any) -> None:
+    ring = start_ring(ScriptedShape(ranges=2), scheduling=False)
+    session = open_session(ring, max_queue=2)
+    asked = request([9, 10], max_tokens=2)
+    await session.submit(asked)
+    with pytest.raises(Overloaded, match="queue is full: 1"):
+        await session.submit(asked)
+    session.configure({"limits": {"max_queue": 4}})
+    await session.submit(asked)
+    with pytest.raises(Overloaded, match="queue is full: 2"):
+        await session.submit(asked)
