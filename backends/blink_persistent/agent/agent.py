@@ -77,7 +77,7 @@ class Agent:
                 return heard
 
     def flush(self) -> None:
-        """Send everything that workers have written before the call."""
+        """Send everything that workers have written before the call; returns when it is there."""
         self._relay.flush()
 
     def close(self) -> None:

@@ -42,9 +42,10 @@ class Relay:
         return self._reader.read(with_header=with_header) or sent
 
     def flush(self) -> None:
-        """Send everything that workers have written before the call."""
+        """Send everything that workers have written before the call; returns when it is there."""
         while self._forwarder.forward():
             pass
+        self._reader.read(with_header=True)  # comes after all writes
 
     def resume(self, port: RingPort) -> None:
         """Go on over a new connection to the same ring, the old one being gone for good.

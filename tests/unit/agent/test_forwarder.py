@@ -85,6 +85,15 @@ def test_a_burst_beyond_a_turns_most_is_sent_over_several(
     assert [region for region, *_ in writes].count(Region.AUX) == 5
 
 
+def test_a_flush_returns_when_all_is_in_the_ring(machine: Any) -> None:
+    machine.port.post = lambda: None  # nothing lands by itself
+    for slot in range(50):
+        machine.workers.submit(slot, SHORT)
+    machine.relay.flush()
+    submitted = machine.harness.ring.words["submit"][machine.ring_slot(0) :][:51]
+    assert submitted.tolist() == [1] * 50 + [0]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
