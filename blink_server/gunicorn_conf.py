@@ -12,11 +12,11 @@ import blink_server.worker  # noqa: F401 (before the fork: workers share it and 
 from blink_server.gunicorn_settings import EXIT_TIMEOUT_VARIABLE
 from blink_server.http.metrics import worker_exited
 
-worker_class = "asgi"
+worker_class = "blink_server.connections.Worker"
 asgi_loop = "uvloop"
 asgi_lifespan = "on"
 asgi_disconnect_grace_period = 0  # a client that goes away cancels its request at once
-keepalive = 5  # idle connections are what a graceful end waits for
+keepalive = 5
 timeout = 60
 proc_name = "blink-server"
 control_socket_disable = True

@@ -30,6 +30,8 @@ class HttpOptions:
     max_requests_per_key: int | None = None
     request_timeout_secs: float | None = None
     max_body_mib: int = 16
+    max_connections: int = 1000
+    head_timeout_secs: float = 15.0
     cors_origins: str = ""
     access_log: str | None = None
     tls_certificate: str | None = None
@@ -44,9 +46,10 @@ class HttpOptions:
 
     def gunicorn_arguments(self) -> list[str]:
         """What gunicorn must be told of them."""
+        connections = f"--worker-connections={self.max_connections}"
         if self.tls_certificate is None:
-            return []
-        return [f"--certfile={self.tls_certificate}", f"--keyfile={self.tls_key}"]
+            return [connections]
+        return [connections, f"--certfile={self.tls_certificate}", f"--keyfile={self.tls_key}"]
 
     def environment(self) -> dict[str, str]:
         """What a worker must be told of them."""
@@ -60,6 +63,7 @@ def settings_from(environment: Mapping[str, str]) -> ServerSettings:
     control_socket = environment.get(CONTROL_SOCKET_VARIABLE)
     return ServerSettings(
         api_key_file=None if key_file is None else Path(key_file),
+        head_seconds=options.head_timeout_secs,
         max_body_bytes=options.max_body_mib * 1024 * 1024,
         max_requests_per_key=options.max_requests_per_key,
         request_seconds=options.request_timeout_secs,
@@ -88,6 +92,20 @@ _OPTIONS = [
         default=16,
         show_default=True,
         help="Largest request body.",
+    ),
+    click.option(
+        "--max-connections",
+        type=click.IntRange(1, 1_000_000),
+        default=1000,
+        show_default=True,
+        help="Connections that each worker may have open.",
+    ),
+    click.option(
+        "--head-timeout-secs",
+        type=click.FloatRange(min=0, min_open=True),
+        default=15.0,
+        show_default=True,
+        help="How long a new connection may take to send the head of a request.",
     ),
     click.option(
         "--cors-origin",
@@ -127,6 +145,8 @@ def http_options(command: Command) -> Command:
         max_requests_per_key: int | None,
         request_timeout_secs: float | None,
         max_body_mib: int,
+        max_connections: int,
+        head_timeout_secs: float,
         admin_key_file: Path | None,
         strict_readiness: bool,
         **others: Any,
@@ -135,6 +155,8 @@ def http_options(command: Command) -> Command:
             max_requests_per_key=max_requests_per_key,
             request_timeout_secs=request_timeout_secs,
             max_body_mib=max_body_mib,
+            max_connections=max_connections,
+            head_timeout_secs=head_timeout_secs,
             cors_origins=",".join(cors_origins),
             access_log=_log_target(access_log),
             tls_certificate=_readable(tls_certificate, "--tls-certificate"),

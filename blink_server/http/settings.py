@@ -13,6 +13,7 @@ class ServerSettings:
 
     api_key_digests: `key_digest` of each key that may be used; api_key_file: a file of further
     keys, read again when it changes. Without both everybody is let in.
+    head_seconds: how long a new connection may take until its first request's head is complete.
     max_body_bytes, body_seconds: the largest request body, and how long it may take to arrive.
     max_n: most choices of one prompt. max_requests_per_key: most requests in progress for one key,
     in this worker. request_seconds: longest time from a request to its end.
@@ -26,6 +27,7 @@ class ServerSettings:
 
     api_key_digests: frozenset[bytes] = frozenset()
     api_key_file: Path | None = None
+    head_seconds: float = 15.0
     max_body_bytes: int = 16 * 1024 * 1024
     body_seconds: float = 30.0
     max_n: int = 128

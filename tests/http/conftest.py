@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import select
@@ -22,6 +23,7 @@ from blink_server.backend import ModelVersion, SessionLimits
 from blink_server.http.app import create_app
 from blink_server.http.models import ModelDirectory, ModelEntry, TextParts
 from blink_server.http.settings import ServerSettings
+from blink_server.http_options import HttpOptions
 from blink_server.repository.harness import State
 from blink_server.testing.fake_backend import FakeSession, Respond, answer
 from blink_server.testing.tiny_tokenizer import CHAT_TEMPLATE, IM_END, byte_level_tokenizer
@@ -226,6 +228,7 @@ class Server:
     client: openai.OpenAI
     port: int
     pipe: int  # where the model "endless" tells that a request has begun and that all have ended
+    process: subprocess.Popen[bytes]
 
     @property
     def url(self) -> str:
@@ -237,15 +240,23 @@ class Server:
         assert os.read(self.pipe, len(word) + 1) == word + b"\n"
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@contextlib.contextmanager
+def gunicorn(directory: Path, *arguments: str, **options: Any) -> Iterator[Server]:
+    """The server with gunicorn's `arguments` and `HttpOptions`; at the end it is terminated."""
     reader, writer = os.pipe()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         command = [
-            *(sys.executable, "-m", "gunicorn", "--worker-class", "asgi"),
+            *(
+                sys.executable,
+                "-m",
+                "gunicorn",
+                "--worker-class",
+                "blink_server.connections.Worker",
+            ),
             *("--bind", f"fd://{listener.fileno()}", "--asgi-disconnect-grace-period", "0"),
             *("--graceful-timeout", "1", "--no-control-socket", "--log-level", "warning"),
+            *arguments,
             "fake_server:make_app()",
         ]
         paths = [str(Path(__file__).parent), *sys.path]
@@ -253,20 +264,36 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(paths),
             "BLINK_TEST_PIPE": str(writer),
+            **HttpOptions(**options).environment(),
         }
         process = subprocess.Popen(
             command,
             env=environment,
             pass_fds=[listener.fileno(), writer],
-            cwd=tmp_path_factory.mktemp("server"),
+            cwd=directory,
         )
     os.close(writer)
     try:
         url = f"http://127.0.0.1:{port}/v1"
         client = openai.OpenAI(base_url=url, api_key="secret", max_retries=0, timeout=LIMIT_SECONDS)
         with client:
-            yield Server(client, port, reader)
+            yield Server(client, port, reader, process)
     finally:
         process.terminate()
         process.wait(LIMIT_SECONDS)
         os.close(reader)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with gunicorn(tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Starts a server of the test's own: see `gunicorn`."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *arguments, **options: stack.enter_context(
+            gunicorn(tmp_path, *arguments, **options)
+        )

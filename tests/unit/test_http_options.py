@@ -38,7 +38,7 @@ def parse(*arguments: str) -> HttpOptions:
 def test_nothing_given_is_the_default() -> None:
     assert parse() == HttpOptions()
     assert settings_from({}) == ServerSettings()
-    assert HttpOptions().gunicorn_arguments() == []
+    assert HttpOptions().gunicorn_arguments() == ["--worker-connections=1000"]
 
 
 def test_what_is_given_reaches_the_worker(tmp_path: Path) -> None:
@@ -46,10 +46,13 @@ def test_what_is_given_reaches_the_worker(tmp_path: Path) -> None:
     options = parse(
         *("--max-requests-per-key", "3", "--request-timeout-secs", "1.5", "--max-body-mib", "2"),
         *("--cors-origin", "https://a", "--cors-origin", "https://b", "--access-log", str(log)),
+        *("--max-connections", "7", "--head-timeout-secs", "2.5"),
     )
+    assert options.gunicorn_arguments() == ["--worker-connections=7"]
     environment = {**options.environment(), API_KEY_FILE_VARIABLE: str(tmp_path / "keys")}
     assert settings_from(environment) == ServerSettings(
         api_key_file=tmp_path / "keys",
+        head_seconds=2.5,
         max_body_bytes=2 * 1024 * 1024,
         max_requests_per_key=3,
         request_seconds=1.5,
@@ -70,6 +73,7 @@ def test_tls_is_gunicorns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     options = parse("--tls-certificate", "chain.pem", "--tls-key", "key.pem")
     assert options.scheme == "https"
     assert options.gunicorn_arguments() == [
+        "--worker-connections=1000",
         f"--certfile={tmp_path / 'chain.pem'}",
         f"--keyfile={tmp_path / 'key.pem'}",
     ]
