@@ -111,10 +111,11 @@ class TokenEvent:
 class TokenStream(Protocol):
     """The events of one request, for one consumer on the event loop that submitted it.
 
-    Iteration ends after the event with a reason. It raises `EngineFailure` when the engine or its
-    runner fails; no event is repeated or lost before that. `cancel` returns at once, may be called
-    at any time and any number of times, and makes the stream end soon (with CANCELLED or with the
-    reason that came first); a consumer that goes away without reading on must call it.
+    Iteration ends after the event with a reason. It raises `EngineFailure` when the engine
+    fails, and its kind `RunnerLost` when the runner is gone; no event is repeated or lost before
+    that. `cancel` returns at once, may be called at any time and any number of times, and makes the
+    stream end soon (with CANCELLED or with the reason that came first); a consumer that goes away
+    without reading on must call it.
     """
 
     def __aiter__(self) -> AsyncIterator[TokenEvent]: ...

@@ -72,4 +72,8 @@ class Unavailable(BlinkError):
 
 
 class EngineFailure(BlinkError):
-    """A request in flight cannot be finished: its runner died or its engine failed (HTTP 500)."""
+    """A request in flight cannot be finished: its engine failed (HTTP 500)."""
+
+
+class RunnerLost(EngineFailure):
+    """A request in flight cannot be finished: its runner is gone, and is replaced (HTTP 503)."""

@@ -17,6 +17,7 @@ from blink_server.errors import (
     InvalidModel,
     InvalidRequest,
     Overloaded,
+    RunnerLost,
     Unavailable,
     UnknownModel,
 )
@@ -133,6 +134,8 @@ def describe(error: Exception) -> ErrorReply:
             return _retry_later(message, "overloaded", error.retry_after)
         case Unavailable() | InvalidModel():
             return _retry_later(message, "model_unavailable", UNAVAILABLE_RETRY_SECONDS)
+        case RunnerLost():
+            return _retry_later(message, "runner_lost", UNAVAILABLE_RETRY_SECONDS)
         case EngineFailure():
             return ErrorReply(500, "server_error", message, None, "engine_failure")
         case falcon.HTTPError():

@@ -26,7 +26,7 @@ _REFUSALS = {
     "413": "The body is too large.",
     "429": "The key has too many requests in progress.",
     "500": "The engine failed.",
-    "503": "No slot is free, or the model cannot serve now; see Retry-After.",
+    "503": "No slot is free, the model cannot serve now, or its runner was lost; see Retry-After.",
     "504": "The answer was not finished in time.",
 }
 

@@ -24,7 +24,7 @@ from blink_server.backend import (
     TokenEvent,
     TokenStream,
 )
-from blink_server.errors import EngineFailure, InvalidModel, Problem, Unavailable
+from blink_server.errors import EngineFailure, InvalidModel, Problem, RunnerLost, Unavailable
 from blink_server.hookspecs import hookimpl
 from blink_server.testing.fake_runner import OPTIONS_FILE, TRANSPORT, FakeOptions
 
@@ -202,7 +202,7 @@ class FakeRunnerSession:
         self._closed_reason = self._closed_reason or reason
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.events.put_nowait(EngineFailure(reason))
+            stream.events.put_nowait(RunnerLost(reason))
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(reason)

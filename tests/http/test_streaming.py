@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from blink_server.backend import FinishReason, TokenEvent
-from blink_server.errors import EngineFailure
+from blink_server.errors import EngineFailure, RunnerLost
 from blink_server.testing.fake_backend import answer, events
 
 TEXT = "naïve 你好 😀, the end"
@@ -155,6 +155,18 @@ async def test_an_engine_failure_before_the_first_token_is_a_500(worker: Any, st
     assert result.status_code == 500
     assert result.json["error"]["code"] == "engine_failure"
     assert session.in_flight == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_runner_lost_before_the_first_token_is_a_503_to_be_retried(
+    worker: Any, stream: bool
+) -> None:
+    worker.serve(lambda request: [RunnerLost("the runner is gone")])
+    result = await worker.chat(stream=stream)
+    assert result.status_code == 503
+    assert result.headers["Retry-After"] == "1"
+    assert result.json["error"]["code"] == "runner_lost"
+    assert result.json["error"]["message"] == "the runner is gone"
 
 
 async def test_one_failing_choice_ends_all(worker: Any, frames: Any) -> None:

@@ -24,7 +24,7 @@ from blink_persistent.frontend.space import Place, Space
 from blink_persistent.frontend.stream import RingStream
 from blink_persistent.ring import Reason, Ring, SlotState
 from blink_server.backend import GenerateRequest, SchedulerStats
-from blink_server.errors import EngineFailure, Overloaded, Unavailable
+from blink_server.errors import EngineFailure, Overloaded, RunnerLost, Unavailable
 
 _SAFETY_POLL_SECONDS = 0.1  # in case a ring of the bell was lost
 _CLOSE_SECONDS = 2.0
@@ -136,7 +136,7 @@ class RingSession:
             self._callbacks.append(callback)
 
     def lose(self, reason: str) -> None:
-        """The other side is gone: end every stream with `EngineFailure`. Called by the transport.
+        """The other side is gone: end every stream with `RunnerLost`. Called by the transport.
 
         What it had published by then is still delivered.
         """
@@ -257,8 +257,9 @@ class RingSession:
     def _fail_all(self, reason: str) -> None:
         flights, self._flights = self._flights, {}
         self._waiting = 0
+        failure = RunnerLost if self._lost_reason else EngineFailure
         for flight in flights.values():
             if flight.stream.ended:
                 continue
-            flight.stream.fail(EngineFailure(f"request {flight.request_id!r} failed: {reason}"))
+            flight.stream.fail(failure(f"request {flight.request_id!r} failed: {reason}"))
         self._idle.set()

@@ -16,7 +16,7 @@ from blink_persistent.testing.scripted_session import (
 )
 from blink_persistent.testing.scripted_shape import ScriptedShape
 from blink_server.backend import FinishReason
-from blink_server.errors import EngineFailure, Unavailable
+from blink_server.errors import EngineFailure, RunnerLost, Unavailable
 
 
 async def test_cancel_ends_a_request_early(start_ring: Any, open_session: Any) -> None:
@@ -148,7 +148,7 @@ async def test_losing_the_other_side(start_ring: Any, open_session: Any) -> None
     stream = await session.submit(request([9, 10], request_id="a"))
     session.lose("the runner is gone")
     session.lose("again")
-    with pytest.raises(EngineFailure, match="'a' failed: the runner is gone"):
+    with pytest.raises(RunnerLost, match="'a' failed: the runner is gone"):
         await anext(aiter(stream))
     with pytest.raises(Unavailable, match="the runner is gone"):
         await session.submit(request([9, 10]))
