@@ -32,9 +32,10 @@ class Check:
         return self.read(value, path)
 
 
-def refuse(path: str, value: Any, expected: str) -> InvalidRequest:
-    """The error for a field whose value is wrong."""
-    return InvalidRequest(f"{path} is {_shown(value)}; it must be {expected}", param=path)
+def refuse(path: str, value: Any, expected: str, *, param: str | None = None) -> InvalidRequest:
+    """The error for a field whose value is wrong; `param` is the field's path if not given."""
+    message = f"{path} is {_shown(value)}; it must be {expected}"
+    return InvalidRequest(message, param=path if param is None else param)
 
 
 def _shown(value: Any) -> str:

@@ -79,7 +79,9 @@ _LOGIT_BIAS_SCHEMA = {
 
 
 def _prompts(value: Any, path: str) -> tuple[Prompt, ...]:
-    if isinstance(value, str) or (isinstance(value, list) and _is_ids(value)):
+    if isinstance(value, list) and _is_ids(value):
+        return (_token_ids(value, path, path),)
+    if isinstance(value, str):
         value = [value]
     expected = "a string, a list of strings, a list of token ids or a list of such lists"
     if not isinstance(value, list) or not value:
@@ -87,9 +89,9 @@ def _prompts(value: Any, path: str) -> tuple[Prompt, ...]:
     if len(value) > MAX_PROMPTS:
         raise InvalidRequest(f"{path} has more than {MAX_PROMPTS} prompts", param=path)
     prompts: list[Prompt] = []
-    for one in value:
+    for place, one in enumerate(value):
         if isinstance(one, list):
-            prompts.append(_token_ids(one, path))
+            prompts.append(_token_ids(one, f"{path}[{place}]", path))
         elif isinstance(one, str) and one:
             prompts.append(one)
         else:
@@ -98,13 +100,16 @@ def _prompts(value: Any, path: str) -> tuple[Prompt, ...]:
 
 
 def _token_ids_field(value: Any, path: str) -> list[int]:
-    return _token_ids(value if isinstance(value, list) else [], path)
+    return _token_ids(value if isinstance(value, list) else [], path, path)
 
 
-def _token_ids(value: list[Any], path: str) -> list[int]:
-    # Prompts are long: one pass without a path for each item.
-    if not value or not all(type(one) is int and 0 <= one < 2**31 for one in value):
-        raise refuse(path, value, "a list of token ids, and not empty")
+def _token_ids(value: list[Any], path: str, param: str) -> list[int]:
+    if not value:
+        raise refuse(path, value, "a list of token ids, and not empty", param=param)
+    # Prompts are long: no path is made for items that are right.
+    for place, one in enumerate(value):
+        if type(one) is not int or not 0 <= one < 2**31:
+            raise refuse(f"{path}[{place}]", one, "a token id, 0 or more", param=param)
     return value
 
 

@@ -183,6 +183,22 @@ async def test_empty_and_wrong_prompts_are_refused_and_the_next_request_served(
     assert (await worker.complete("Hello")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("prompt", "named"),
+    [
+        ([-1], "prompt[0] is -1;"),
+        ([5, 6, 2**31], "prompt[2] is 2147483648;"),
+        ([5, True], "prompt[1] is true;"),
+        ([[5], [5, 6, "x"]], 'prompt[1][2] is "x";'),
+    ],
+)
+async def test_a_wrong_token_id_is_named_with_its_place(
+    worker: Any, prompt: Any, named: str
+) -> None:
+    worker.serve("ok")
+    assert named in assert_error(await worker.complete(prompt), 400, param="prompt")
+
+
 async def test_a_token_id_outside_the_vocabulary(worker: Any) -> None:
     worker.serve("ok")
     message = assert_error(await worker.complete([5, 100_000]), 400, param="prompt")

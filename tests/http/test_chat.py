@@ -76,6 +76,16 @@ async def test_logprobs_alone_work_and_their_bytes_join_to_the_text(worker: Any)
     assert session.requests[0].sampling.logprobs == 0
 
 
+async def test_streamed_logprobs_are_those_of_the_whole_answer(worker: Any, frames: Any) -> None:
+    worker.serve("abc")
+    whole = (await worker.chat("Hi", logprobs=True, top_logprobs=1)).json["choices"][0]["logprobs"]
+    body = await worker.chat("Hi", logprobs=True, top_logprobs=1, stream=True)
+    choices = [choice for chunk in frames(body.content) for choice in chunk["choices"]]
+    parts = [choice["logprobs"] for choice in choices if choice["logprobs"] is not None]
+    assert {tuple(part) for part in parts} == {tuple(whole)} == {("content", "refusal")}
+    assert [entry for part in parts for entry in part["content"]] == whole["content"]
+
+
 async def test_top_logprobs(worker: Any) -> None:
     worker.serve("abc")
     choice = (await worker.chat("Hi", logprobs=True, top_logprobs=3)).json["choices"][0]
