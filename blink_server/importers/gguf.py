@@ -17,6 +17,7 @@ from blink_server.importers.file_hash import sha256_of_all
 from blink_server.importers.gguf_llama import SourceTensor
 from blink_server.importers.gguf_metadata import Metadata, read_header
 from blink_server.importers.gguf_tokenizer import build_tokenizer
+from blink_server.importers.template_check import template_fault
 from blink_server.importers.tensor_table import TensorEntry, table_problems
 
 Progress = Callable[[str, float], None]
@@ -83,14 +84,13 @@ def open_gguf(path: Path, *, progress: Progress | None = None) -> GgufCheckpoint
     report("tokenizer", 0.0)
     tokenizer_json, bos_token_id = build_tokenizer(metadata)
     report("tokenizer", 1.0)
-    template = "tokenizer.chat_template"
     return GgufCheckpoint(
         path=path,
         architecture=architecture,
         eos_token_ids=_end_ids(metadata, architecture.vocabulary_size),
         bos_token_id=bos_token_id,
         tokenizer_json=tokenizer_json,
-        chat_template=metadata.text(template) if template in metadata else None,
+        chat_template=_chat_template(metadata),
         source={
             "format": "gguf",
             "file": path.name,
@@ -99,6 +99,16 @@ def open_gguf(path: Path, *, progress: Progress | None = None) -> GgufCheckpoint
         _sources=sources,
         _tensors=tensors,
     )
+
+
+def _chat_template(metadata: Metadata) -> str | None:
+    key = "tokenizer.chat_template"
+    if key not in metadata:
+        return None
+    template = metadata.text(key)
+    if fault := template_fault(template):
+        raise metadata.invalid(key, fault, show_value=False)
+    return template
 
 
 def _end_ids(metadata: Metadata, vocabulary_size: int) -> tuple[int, ...]:

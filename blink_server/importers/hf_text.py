@@ -9,6 +9,7 @@ from typing import Any
 
 from blink_server.errors import InvalidModel, Problem
 from blink_server.importers.hf_config import CONFIG_FILE
+from blink_server.importers.template_check import template_fault
 from blink_server.json_file import read_bytes, read_json
 from blink_server.text.tokenizers import HuggingFaceTokenizer
 
@@ -66,8 +67,9 @@ def read_text(directory: Path, vocabulary_size: int) -> Text:
 
 def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
     """The template of its own file, else of the tokenizer's configuration, where there is one."""
-    if (directory / TEMPLATE_FILE).exists():
-        return _text(directory / TEMPLATE_FILE, _LARGEST_TEMPLATE)
+    path = directory / TEMPLATE_FILE
+    if path.exists():
+        return _compiled(path, "", _text(path, _LARGEST_TEMPLATE))
     path = directory / TEMPLATE_JSON_FILE
     template = _read_object(path).get("chat_template")
     if template is None:
@@ -75,9 +77,18 @@ def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
     if isinstance(template, list):  # several by name
         named = {each.get("name"): each.get("template") for each in template}
         template = named.get("default")
-    if template is None or isinstance(template, str):
-        return template
+    if template is None:
+        return None
+    if isinstance(template, str):
+        return _compiled(path, "chat_template", template)
     raise _invalid(path, "chat_template", None, "must be a template or a list of named ones")
+
+
+def _compiled(path: Path, field: str, template: str) -> str:
+    """The template itself, if it is one."""
+    if fault := template_fault(template):
+        raise _invalid(path, field, None, fault)
+    return template
 
 
 def _bos_token_id(

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from blink_server.backend import Backend, BuildResult, ModelVersion
 from blink_server.config import (
     CONFIG_FILE,
@@ -20,13 +18,12 @@ from blink_server.config import (
     load_graph_grid,
     load_model_config,
 )
-from blink_server.errors import InvalidModel, Problem
+from blink_server.errors import InvalidModel
 from blink_server.importers.checkpoint import Checkpoint
 from blink_server.importers.failure import ModelImportError, os_errors_named
 from blink_server.importers.scratch import scratch_directory
 from blink_server.repository.names import MODEL_NAME_RULE, is_model_name, parse_version
 from blink_server.schemas import limit_bounds
-from blink_server.text.chat_template import ChatTemplate
 
 SCRATCH_PREFIX = ".import-"
 TOKENIZER_FILE = "tokenizer.json"
@@ -85,11 +82,10 @@ def write_version(
     server will check them, and renamed into place: a version that can be seen is whole. `limits`
     and `options` hold what the user asks for, as `Backend.build` takes it. `progress` hears of the
     backend's stages and of "write". Raises `ModelImportError` (name, existing version, limits,
-    disk) and `InvalidModel` (a checkpoint that the backend cannot serve, a broken chat template).
+    disk) and `InvalidModel` (a checkpoint that the backend cannot serve).
     """
     destination.check()
     _check_limits(checkpoint, limits)
-    _check_template(checkpoint)
     with os_errors_named(destination.repository):
         destination.repository.mkdir(parents=True, exist_ok=True)
         with scratch_directory(destination.repository, SCRATCH_PREFIX) as work:
@@ -130,18 +126,6 @@ def _check_limits(checkpoint: Checkpoint, limits: Mapping[str, int]) -> None:
         raise ModelImportError(
             f"a context length of {asked} is asked for; the model was made for {trained}"
         )
-
-
-def _check_template(checkpoint: Checkpoint) -> None:
-    """Raise `InvalidModel` for a template that the server could not compile."""
-    if not checkpoint.chat_template:
-        return
-    try:
-        ChatTemplate(checkpoint.chat_template)
-    except jinja2.TemplateSyntaxError as error:
-        file = Path(str(checkpoint.source.get("file", "checkpoint")))
-        field = f"chat template, line {error.lineno}"
-        raise InvalidModel([Problem(file, field, None, str(error.message))]) from error
 
 
 def _tell_limits(checkpoint: Checkpoint, version: ModelVersion, memory: int) -> str:

@@ -150,6 +150,10 @@ def test_an_unknown_tensor_name_is_a_key_error(tmp_path: Path) -> None:
         ({"tokenizer.ggml.eos_token_id": 303}, "tokenizer.ggml.eos_token_id: is 303; must be a"),
         ({"tokenizer.ggml.bos_token_id": 999}, "tokenizer.ggml.bos_token_id: is 999"),
         ({"tokenizer.chat_template": 1}, "tokenizer.chat_template: is 1; must be a string"),
+        (
+            {"tokenizer.chat_template": "{{ x }}\n{% if %}"},
+            "tokenizer.chat_template: must be a Jinja template; line 2: Expected an expression",
+        ),
         ({"split.count": 3}, "split.count: is 3; is one shard of several"),
     ],
 )

@@ -140,6 +140,18 @@ def test_the_chat_template_is_found_where_models_keep_it(
             {"tokenizer_config__json": {"chat_template": 3}},
             "tokenizer_config.json: chat_template: must be a template or a list of named ones",
         ),
+        (
+            {"tokenizer_config__json": {"chat_template": "{% if %}"}},
+            "tokenizer_config.json: chat_template: must be a Jinja template; line 1: Expected an",
+        ),
+        (
+            {"chat_template__json": {"chat_template": "{% endfor %}"}},
+            "chat_template.json: chat_template: must be a Jinja template; line 1: ",
+        ),
+        (
+            {"chat_template__jinja": "\n{{ x | unheard_of }}"},
+            "chat_template.jinja: must be a Jinja template; line 2: No filter named 'unheard_of'",
+        ),
     ],
 )
 def test_files_that_cannot_be_used_are_named(

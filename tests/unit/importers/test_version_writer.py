@@ -238,17 +238,6 @@ def test_the_limits_are_told_beside_what_the_model_allows_and_what_they_take(
     )
 
 
-def test_a_chat_template_that_cannot_be_compiled_is_refused_before_the_build(
-    tmp_path: Path, repository: Path
-) -> None:
-    broken = "{{ bos_token }}\n{% if %}"
-    model = write_tiny_gguf(tmp_path / "m.gguf", metadata={"tokenizer.chat_template": broken})
-    builder = Builder(lambda directory: pytest.fail("built although the template is broken"))
-    with pytest.raises(InvalidModel, match=r"m\.gguf: chat template, line 2: Expected an expr"):
-        write(open_gguf(model.path), Destination(repository, "tiny"), builder)
-    assert not repository.exists()
-
-
 def no_space(directory: Path) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
