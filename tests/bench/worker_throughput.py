@@ -189,7 +189,8 @@ def run(rate: float, *, connections: int, seconds: float, profile: str | None = 
     environment["PROMETHEUS_MULTIPROC_DIR"] = metrics.name  # as `serve` has it
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [
-            *(sys.executable, "-m", "gunicorn", "--worker-class", "asgi", "--workers", "1"),
+            *(sys.executable, "-m", "gunicorn", "--workers", "1"),
+            *("--worker-class", "blink_server.connections.Worker"),
             *("--asgi-loop", "uvloop", "--bind", f"fd://{listener.fileno()}"),
             *("--asgi-lifespan", "on", "--asgi-disconnect-grace-period", "0"),
             *("--graceful-timeout", "1", "--no-control-socket", "--log-level", "warning"),
