@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -48,21 +49,30 @@ def import_tiny(directory: Path) -> Path:
     return repository
 
 
+@pytest.fixture
+def place(short_path: Path) -> Iterator[Path]:
+    """Whatever a benchmark should have ended is ended after the test."""
+    yield short_path
+    for pid in processes(short_path):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_servers_of_the_bench(short_path: Path, number: signal.Signals) -> None:
-    options = ["--rounds=1000", f"--model-repository={import_tiny(short_path)}"]
-    bench = start(short_path, "serve_bench.py", *options)
+def test_the_servers_of_the_bench(place: Path, number: signal.Signals) -> None:
+    options = ["--rounds=1000", f"--model-repository={import_tiny(place)}"]
+    bench = start(place, "serve_bench.py", *options)
     line, said = stop_after_a_line(bench, bench.stdout, number)
     assert line.startswith("start 1 of 1000: ready in"), said
     assert bench.returncode == 1
-    assert processes(short_path) == []
+    assert processes(place) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_worker_of_the_throughput_bench(short_path: Path, number: signal.Signals) -> None:
+def test_the_worker_of_the_throughput_bench(place: Path, number: signal.Signals) -> None:
     options = ["--rate=1000", "--seconds=600", "--connections=2"]
-    bench = start(short_path, "worker_throughput.py", *options)
+    bench = start(place, "worker_throughput.py", *options)
     line, said = stop_after_a_line(bench, bench.stderr, number)
     assert line.startswith("1000 tokens a second by worker"), said
     assert bench.returncode != 0
-    assert processes(short_path) == []
+    assert processes(place) == []
