@@ -225,7 +225,7 @@ async def test_a_hung_step_restarts_the_runner_and_says_which(
     url = await server.ready()
     async with httpx.AsyncClient(timeout=60) as client:
         reply = await client.post(url + CHAT, json=chat_body("Hi", max_tokens=3))
-    assert reply.status_code == 500
+    assert reply.status_code == 503
     line = await server.line("scripted:1 UNAVAILABLE")
     assert "no progress: the prefill step of 1 sequences" in line
     assert "in step" in await server.line("scripted.py")  # the engine thread's stack
