@@ -95,6 +95,7 @@ def test_the_server_answers_and_stays_until_it_is_stopped(demo: Demo) -> None:
     assert "no demo server" in demo("stop")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_second_run_says_that_the_first_still_serves(demo: Demo, elsewhere: bool) -> None:
     demo.run()
@@ -107,6 +108,7 @@ def test_a_second_run_says_that_the_first_still_serves(demo: Demo, elsewhere: bo
     demo.assert_nothing_runs()
 
 
+@pytest.mark.slow
 def test_what_a_killed_server_leaves_behind_is_found_and_stopped(demo: Demo) -> None:
     demo.run()
     server = demo.server()
@@ -142,6 +144,7 @@ def test_a_port_in_use_is_named_with_a_way_out_before_anything_is_done(demo: Dem
     assert not demo.repository.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [

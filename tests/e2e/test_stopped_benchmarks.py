@@ -16,6 +16,8 @@ import pytest
 from blink_server.testing.server_process import processes
 from blink_server.testing.tiny_gguf import write_tiny_gguf
 
+pytestmark = pytest.mark.slow
+
 BENCH = Path(__file__).parents[1] / "bench"
 
 
