@@ -68,7 +68,7 @@ class LeaseKeeper:
         self._queue: list[tuple[socket.socket, int]] = []  # they wait for a range being reclaimed
         self._selector = selectors.DefaultSelector()
         self._stop_pipe = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._listener = _listen(socket_path)
+        self._listener = listen(socket_path)
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
 
     def start(self) -> None:
@@ -216,7 +216,8 @@ def _silence(bell: int) -> None:
     os.eventfd_read(bell)
 
 
-def _listen(path: Path) -> socket.socket:
+def listen(path: Path) -> socket.socket:
+    """A listening Unix socket for this user alone. Raises OSError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(str(path))

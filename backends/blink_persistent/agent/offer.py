@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from blink_persistent.agent.lines import LineSocket, listen
+from blink_persistent.agent.lines import LineSocket
+from blink_persistent.leases import listen
 from blink_persistent.ring import LAYOUT_HASH
 
 log = logging.getLogger(__name__)

@@ -122,7 +122,7 @@ class Scheduler {
     BLINK_DEV bool asks(uint32_t slot) const;
     BLINK_DEV uint32_t inspect(uint32_t slot);
     BLINK_DEV void claim(uint32_t slot, uint64_t number);
-    BLINK_DEV Reason refuse(const Request& r, uint32_t range) const;
+    BLINK_DEV Reason refuse(const Request& r) const;
     BLINK_DEV void enqueue_claimed();
 
     // scheduler_rows.h

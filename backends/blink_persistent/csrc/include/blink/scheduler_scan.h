@@ -107,7 +107,7 @@ BLINK_DEV void Scheduler<Port>::claim(uint32_t slot, uint64_t number) {
     ring.timings[slot] = SlotTiming{port.now_ns(), 0, 0, 0};
     port.store(&ring.status[slot].ticket, ticket);
     port.store(&ring.status[slot].epoch, ring.header->epoch);
-    const Reason refused = s.accepting ? refuse(r, ring.range_of(slot)) : Reason::kClosed;
+    const Reason refused = s.accepting ? refuse(r) : Reason::kClosed;
     if (refused != Reason::kNone) {
         r.ending = refused;
         complete(slot, refused);
@@ -118,9 +118,8 @@ BLINK_DEV void Scheduler<Port>::claim(uint32_t slot, uint64_t number) {
 
 // Bounds of everything a record points at: a frontend's mistake must not become the scheduler's.
 template <class Port>
-BLINK_DEV Reason Scheduler<Port>::refuse(const Request& r, uint32_t range) const {
+BLINK_DEV Reason Scheduler<Port>::refuse(const Request& r) const {
     const RequestRecord& record = r.record;
-    (void)range;  // every range's parts have the same size
     const auto fits = [](uint64_t offset, uint64_t words, uint64_t arena) { return offset + words <= arena; };
     const auto finite = [](float value) { return value - value == 0.0f; };
     const bool valid =
