@@ -8,6 +8,7 @@ that run on the host execute a launched graph in `Provisioned.step`, on the runn
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -106,10 +107,17 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProvisionLimits:
-    """What a runner grants an engine: CPU threads, and the sampler that its steps end with."""
+    """What a runner grants an engine: CPU threads, and the sampler that its steps end with.
+
+    On a GPU that serves other versions, an engine enters `exclusive()` around every call that
+    would wait for their resident schedulers (it loads a module, frees memory, destroys an
+    executable graph), in `provision` and `close` alike. All of them stand still inside, so it is
+    entered for milliseconds, not nested, and from the thread that provisions.
+    """
 
     threads: int
     sampler: Sampler
+    exclusive: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 class Provisioned(Protocol):
