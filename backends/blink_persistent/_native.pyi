@@ -9,13 +9,15 @@ import numpy
 from numpy.typing import NDArray
 
 
-LAYOUT_HASH: int = 18384725649821482222
+LAYOUT_HASH: int = 1669638769979909500
 
 MAX_TOP_LOGPROBS: int = 20
 
 PRIORITIES: int = 4
 
 RANGE_GRANULE: int = 256
+
+SHOWN_GRAPHS: int = 896
 
 MAX_RANGES: int = 64
 

@@ -18,7 +18,13 @@ from blink_persistent import _native
 
 LAYOUT_HASH: int = _native.LAYOUT_HASH
 
-_C_TYPES = {"uint32_t": "<u4", "int32_t": "<i4", "uint64_t": "<u8", "float": "<f4"}
+_C_TYPES: dict[str, Any] = {
+    "uint32_t": "<u4",
+    "int32_t": "<i4",
+    "uint64_t": "<u8",
+    "float": "<f4",
+    "GraphLaunches": ("<u4", (_native.SHOWN_GRAPHS,)),
+}
 
 
 class SlotState(IntEnum):

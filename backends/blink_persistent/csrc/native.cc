@@ -240,6 +240,7 @@ NB_MODULE(_native, m) {
     m.attr("MAX_TOP_LOGPROBS") = kMaxTopLogprobs;
     m.attr("PRIORITIES") = kPriorities;
     m.attr("RANGE_GRANULE") = kRangeGranule;
+    m.attr("SHOWN_GRAPHS") = kShownGraphs;
     m.attr("MAX_RANGES") = kMaxRanges;
     m.attr("LAUNCH_WINDOW") = kLaunchWindow;
     m.attr("IGNORE_EOS") = static_cast<uint32_t>(kIgnoreEos);

@@ -238,3 +238,19 @@ def test_the_context_limit_ends_a_request(harness: ScriptedHarness) -> None:
     assert status is not None
     assert (status.generated, status.reason) == (6, Reason.CONTEXT_LIMIT)
     assert Answer(harness.output(0, 1), status.reason) == request.answer(harness.shape)
+
+
+def test_the_header_counts_each_graph_and_the_gaps_without_a_rest(
+    harness: ScriptedHarness,
+) -> None:
+    harness.submit(0, 1, SHORT)
+    harness.settle()
+    harness.submit(1, 1, SHORT)
+    harness.settle()
+    launched = [event.a for event in harness.trace() if event.kind == TraceKind.LAUNCH]
+    shown = harness.ring.header["graph_launches"][0]
+    expected = np.bincount(launched, minlength=_native.SHOWN_GRAPHS)
+    assert shown.tolist() == expected.tolist()
+    # Each request is a prefill and a decode step; between the two requests there was a rest.
+    assert (len(launched), harness.ring.field("gaps")) == (4, 2)
+    assert 0 < harness.ring.field("gap_ns") < harness.ring.timings[1]["finished_ns"]

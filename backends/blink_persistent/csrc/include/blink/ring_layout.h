@@ -20,7 +20,12 @@ constexpr uint32_t kPageBytes = 4096;
 constexpr uint32_t kRangeGranule = 256;  // slots; 256 status entries fill one page
 constexpr uint32_t kMaxRanges = 64;
 constexpr uint32_t kMaxTopLogprobs = 20;
-constexpr uint32_t kPriorities = 4;  // waiting queues; 0 is served first
+constexpr uint32_t kPriorities = 4;     // waiting queues; 0 is served first
+constexpr uint32_t kShownGraphs = 896;  // how many graphs' launches the header shows
+
+// Launches of each graph, modulo 2^32, in the order of the grid; the last entry has those of all
+// graphs beyond it.
+using GraphLaunches = uint32_t[kShownGraphs];
 
 enum class SlotState : uint8_t {
     kEmpty = 0,
@@ -95,7 +100,10 @@ enum class SchedulerCondition : uint32_t { kStarting = 0, kRunning = 1, kParked 
     F(uint64_t, row_moves, 368, scheduler)                \
     F(uint64_t, parks, 376, scheduler)                    \
     F(uint64_t, prompt_tokens, 384, scheduler)            \
-    F(uint64_t, generated_tokens, 392, scheduler)
+    F(uint64_t, generated_tokens, 392, scheduler)         \
+    F(uint64_t, gaps, 400, scheduler)                     \
+    F(uint64_t, gap_ns, 408, scheduler)                   \
+    F(GraphLaunches, graph_launches, 416, scheduler)
 
 // Levels, not edges; each is a ticket, 0 = never. Written after the data they announce.
 #define BLINK_FRONTEND_WORDS_FIELDS(F) \

@@ -147,6 +147,7 @@ class Scheduler {
     BLINK_DEV void fill_sampling(SamplingRow& row, uint32_t slot) const;
     BLINK_DEV void advance_sampling(SamplingRow& row, const Request& r) const;
     BLINK_DEV void launch(Flight next);
+    BLINK_DEV void count_launch(const Flight& launched);
     BLINK_DEV Outcome relaunch();
     BLINK_DEV bool has_landed();
     BLINK_DEV void land();
@@ -199,6 +200,7 @@ class Scheduler {
 
     BLINK_DEV Outcome finish_pass(Outcome outcome) {
         if (leader()) {
+            if (outcome == Outcome::kIdle || outcome == Outcome::kPark) s.landed_ns = 0;
             if (outcome != Outcome::kBusy || s.event_count > 0) publish_header();
             if constexpr (Port::kNotifies) notify_owners();
         }
@@ -234,6 +236,8 @@ class Scheduler {
         port.store(&h.row_moves, s.counters.row_moves);
         port.store(&h.prompt_tokens, s.counters.prompt_tokens);
         port.store(&h.generated_tokens, s.counters.generated_tokens);
+        port.store(&h.gaps, s.counters.gaps);
+        port.store(&h.gap_ns, s.counters.gap_ns);
     }
 
     // ---- waiting queues: first come, first served within a priority; leader only ----

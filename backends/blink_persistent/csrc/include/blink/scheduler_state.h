@@ -95,6 +95,8 @@ struct Counters {
     uint64_t row_moves;
     uint64_t prompt_tokens;
     uint64_t generated_tokens;
+    uint64_t gaps;    // times that a step followed the one before it without a rest between them
+    uint64_t gap_ns;  // from the end of a step, as noticed, to the launch of the next: over all gaps
 };
 
 struct SchedulerState {
@@ -130,6 +132,7 @@ struct SchedulerState {
     uint32_t window_launches;
     uint32_t failed;  // a launch error: nothing more is launched
     uint64_t next_number;
+    uint64_t landed_ns;  // when the last step's end was noticed; 0: there was a rest since
     Command command;
     bool accepting;
     bool row_ended;          // a request on a row has its ending set

@@ -226,8 +226,7 @@ BLINK_DEV void Scheduler<Port>::launch(Flight next) {
         s.flight = next;
         s.prefilled_last = prefill;
         s.window_launches += 1;
-        (prefill ? s.counters.prefill_launches : s.counters.decode_launches) += 1;
-        if (prefill) s.counters.prompt_tokens += s.plan_tokens;
+        count_launch(next);
         trace(TraceKind::kLaunch, next.graph, next.sequences, prefill ? s.plan_tokens : s.decoding_count);
         if (result != LaunchResult::kLaunched) {
             s.failed = 1;
@@ -238,6 +237,20 @@ BLINK_DEV void Scheduler<Port>::launch(Flight next) {
         }
     }
     port.sync();
+}
+
+template <class Port>
+BLINK_DEV void Scheduler<Port>::count_launch(const Flight& launched) {
+    const bool prefill = launched.phase == Phase::kPrefill;
+    (prefill ? s.counters.prefill_launches : s.counters.decode_launches) += 1;
+    if (prefill) s.counters.prompt_tokens += s.plan_tokens;
+    if (s.landed_ns != 0) {
+        s.counters.gaps += 1;
+        s.counters.gap_ns += launched.started_ns - s.landed_ns;
+    }
+    const uint32_t shown = launched.graph < kShownGraphs ? launched.graph : kShownGraphs - 1;
+    uint32_t* count = &ring.header->graph_launches[shown];
+    port.store(count, *count + 1);  // nobody else writes it
 }
 
 // All state is in memory that survives: the next instance begins a fresh window.
@@ -303,7 +316,8 @@ BLINK_DEV void Scheduler<Port>::land() {
         }
     }
     if (leader()) {
-        const uint64_t took_ns = port.now_ns() - s.flight.started_ns;
+        s.landed_ns = port.now_ns();
+        const uint64_t took_ns = s.landed_ns - s.flight.started_ns;
         s.graph_ns[s.flight.graph] = took_ns < 0xffffffffu ? static_cast<uint32_t>(took_ns) : 0xffffffffu;
         s.flight.active = false;
         s.decoding_count += joined;
