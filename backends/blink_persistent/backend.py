@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from blink_persistent.engines import Engine
+from blink_persistent.engines.place import GpuPlace
+from blink_persistent.gpu.presence import missing_for_gpu
 from blink_persistent.graph_grid import GraphGrid
 from blink_server.backend import BuildResult, Endpoint, ModelVersion, Session
 from blink_server.config import load_graph_grid
@@ -15,6 +18,8 @@ from blink_server.errors import Problem, Unavailable
 from blink_server.hookspecs import Connect, Factory
 
 DEFAULT_BUILD_ENGINE = "onnx_cpu"
+_RING_BYTES_A_SLOT = 512  # arenas become resident only with use
+_GPU_HOST_BYTES = 2 << 30  # of the processes that serve a version on a GPU
 
 
 class PersistentBackend:
@@ -33,7 +38,8 @@ class PersistentBackend:
         self.transports = transports
 
     def check(self, version: ModelVersion) -> Sequence[Problem]:
-        """Unknown engine or sampler, a grid that does not fit the limits, the engine's problems."""
+        """Unknown engine or sampler, a grid that does not fit the limits, the engine's problems,
+        and a GPU that is needed and not there."""
         config, file = version.config, version.directory / "config.json"
         engine = config.get("engine")
         if engine is None:
@@ -44,14 +50,17 @@ class PersistentBackend:
         ]
         if problems:
             return problems
-        return [*_check_grid(version), *self.engines[engine["name"]]().check(version)]
+        made: Engine = self.engines[engine["name"]]()
+        problems = [*_check_grid(version), *made.check(version)]
+        return problems or _check_place(file, engine["name"], made.place(version))
 
     def estimate(self, version: ModelVersion) -> int:
-        """The engine's estimate and the ring."""
-        engine = self.engines[version.config["engine"]["name"]]()
-        limits = version.config["limits"]
-        ring_bytes: int = limits["slots"] * 512  # arenas become resident only with use
-        return int(engine.estimate(version)) + ring_bytes
+        """The engine's estimate and the ring; on a GPU, whose memory its runner knows, the host's
+        part."""
+        engine: Engine = self.engines[version.config["engine"]["name"]]()
+        on_gpu = engine.place(version) is not None
+        ring_bytes: int = version.config["limits"]["slots"] * _RING_BYTES_A_SLOT
+        return ring_bytes + (_GPU_HOST_BYTES if on_gpu else engine.estimate(version))
 
     def build(
         self,
@@ -70,8 +79,14 @@ class PersistentBackend:
         return result
 
     def runner_command(self, version: ModelVersion, *, threads: int) -> Sequence[str]:
-        """`python -m blink_persistent.runner`."""
-        return [sys.executable, "-m", "blink_persistent.runner", "--threads", str(threads)]
+        """A runner of its own on the CPU; on a GPU a link to the one that owns the GPU."""
+        engine: Engine = self.engines[version.config["engine"]["name"]]()
+        place = engine.place(version)
+        if place is None:
+            module, *options = "blink_persistent.runner", "--threads", str(threads)
+        else:
+            module, *options = "blink_persistent.gpu_runner.link", "--device", str(place.device)
+        return [sys.executable, "-m", module, *options]
 
     async def connect(self, version: ModelVersion, endpoint: Endpoint) -> Session:
         """Attach through the endpoint's transport. Raises Unavailable."""
@@ -90,6 +105,11 @@ def _known(file: Path, field: str, value: str, offers: Mapping[str, object]) -> 
     near = difflib.get_close_matches(value, offers, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(sorted(offers))}"
     return [Problem(file, field, value, hint)]
+
+
+def _check_place(file: Path, engine: str, place: GpuPlace | None) -> Sequence[Problem]:
+    missing = missing_for_gpu(place.device, place.modules) if place is not None else ""
+    return [Problem(file, "engine.name", engine, missing)] if missing else []
 
 
 def _check_grid(version: ModelVersion) -> Sequence[Problem]:

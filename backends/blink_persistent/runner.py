@@ -21,22 +21,23 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
-
 from blink_persistent import _native
-from blink_persistent.backend import PersistentBackend
-from blink_persistent.engines import Launch, Provisioned, ProvisionLimits
-from blink_persistent.graph_grid import GraphGrid
+from blink_persistent.engines import Launch, Provisioned
 from blink_persistent.leases import LeaseKeeper
-from blink_persistent.ring import Ring, SlotState, create_ring_memory
+from blink_persistent.loading import provision
+from blink_persistent.ring import Ring, create_ring_memory
+from blink_persistent.serving import (
+    is_drained,
+    lease_limits,
+    new_eventfd,
+    resident_bytes,
+    ring_shape,
+)
 from blink_persistent.stall import StallWatch, StepLimits
 from blink_server.backend import Endpoint, ModelVersion
-from blink_server.config import load_graph_grid
 from blink_server.control import RunnerChannel
 from blink_server.errors import BlinkError, EngineFailure
-from blink_server.json_file import read_json
 from blink_server.messages import Drain
-from blink_server.plugins import load_plugins
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +46,6 @@ _ENGINE_DIED = 70  # exit statuses
 _STALLED = 71
 _LAUNCH_WAIT_MS = 1000
 _DRAIN_CHECK_SECONDS = 0.02
-_FULL_LENGTH_REQUESTS = 64  # of a range: what its arenas hold at full context length
-_AUX_WORDS = 64 * 1024  # stop ids and biases of a range
 
 
 class Runner:
@@ -56,20 +55,10 @@ class Runner:
         self._provisioned = provisioned
         limits = version.config["limits"]
         shape = provisioned.shape
-        ranges = limits["slots"] // _native.RANGE_GRANULE
-        arena = _FULL_LENGTH_REQUESTS * shape.context_length
-        self._ring_fd, memory = create_ring_memory(
-            _native.RingShape(
-                ranges=ranges,
-                slots_per_range=_native.RANGE_GRANULE,
-                prompt_words=arena,
-                output_words=2 * arena,
-                aux_words=_AUX_WORDS,
-            ),
-            epoch,
-        )
+        self._ring_fd, memory = create_ring_memory(ring_shape(limits, shape), epoch)
         self.ring = Ring(memory)
-        self._doorbell, *self._notify = (_eventfd() for _ in range(1 + ranges))
+        bells = (new_eventfd() for _ in range(1 + self.ring.range_count))
+        self._doorbell, *self._notify = bells
         self._scheduler = _native.HostScheduler(
             self.ring.atomic, provisioned.host, doorbell=self._doorbell, notify=self._notify
         )
@@ -78,14 +67,7 @@ class Runner:
         step_limits = StepLimits(shape.grid, limits["step_timeout_seconds"])
         self._watch = StallWatch(self.ring, step_limits, on_stall=_leave_hung)
         self._leases: LeaseKeeper | None = None
-        self._lease_limits = {
-            "context_length": shape.context_length,
-            "vocabulary_size": shape.vocabulary_size,
-            "eos_token_ids": list(shape.eos_token_ids),
-            "max_queue": limits["max_queue"],
-            "max_rows": shape.grid.max_rows,
-            "kv_blocks": shape.block_count - 1 if shape.rows_movable else shape.grid.max_rows,
-        }
+        self._lease_limits = lease_limits(limits, shape)
 
     def serve(self, socket_path: Path) -> None:
         """Start scheduling and lease the ring on `socket_path`; returns at once."""
@@ -106,7 +88,7 @@ class Runner:
         """Accept nothing more and wait until every slot is empty; False where time ran out."""
         self._scheduler.close()
         deadline = time.monotonic() + seconds
-        while not self._is_drained():
+        while not is_drained(self.ring):
             if time.monotonic() >= deadline:
                 return False
             self._stopping.wait(_DRAIN_CHECK_SECONDS)
@@ -123,18 +105,6 @@ class Runner:
         self._provisioned.close()
         for fd in (self._ring_fd, self._doorbell, *self._notify):
             os.close(fd)
-
-    def _is_drained(self) -> bool:
-        # design: the ring is closed when it accepts nothing and every slot is {submit, EMPTY}.
-        atomic = self.ring.atomic
-        if atomic.accepting():
-            return False
-        status = np.empty((self.ring.slot_count, 2), np.uint64)
-        atomic.read_statuses(0, status)
-        if (status[:, 1] >> np.uint64(32) & np.uint64(0xFF) != SlotState.EMPTY).any():
-            return False
-        tickets = (status[:, 0] & np.uint64(0xFFFFFFFF)).tolist()
-        return all(atomic.submitted(slot) == ticket for slot, ticket in enumerate(tickets))
 
     def _run_engine(self) -> None:
         try:
@@ -158,26 +128,11 @@ class Runner:
             self._scheduler.complete(launch.phase, error)
 
 
-def provision(channel: RunnerChannel, threads: int) -> tuple[ModelVersion, Provisioned]:
-    """Load the version that the environment names. Raises BlinkError."""
-    environment = channel.environment
-    directory = environment.version_directory
-    config = read_json(environment.config_file)
-    version = ModelVersion(environment.model, environment.version, directory, config)
-    backend = load_plugins().backends[version.config["backend"]]
-    if not isinstance(backend, PersistentBackend):
-        raise BlinkError(f"this runner serves {PersistentBackend.name!r}, not {backend.name!r}")
-    engine = backend.engines[version.config["engine"]["name"]]()
-    sampler = backend.samplers[version.config["sampler"]]()
-    grid = GraphGrid.from_json(load_graph_grid(directory))
-    limits = ProvisionLimits(threads=threads, sampler=sampler)
-    provisioned: Provisioned = engine.provision(version, grid, limits, progress=channel.progress)
-    return version, provisioned
-
-
 def run(channel: RunnerChannel, threads: int) -> int:
     """Serve until told to drain or stop; the exit status."""
-    version, provisioned = provision(channel, threads)
+    version, provisioned = provision(
+        channel.environment, threads=threads, progress=channel.progress
+    )
     runner = Runner(version, provisioned, channel.environment.epoch)
     socket_path = channel.environment.runtime_directory / "ring.sock"
     try:
@@ -197,16 +152,6 @@ def _leave_hung(reason: str) -> None:
     faulthandler.dump_traceback(all_threads=True)
     log.critical("%s", reason)  # the last line: the supervisor shows it as the reason
     os._exit(_STALLED)
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _eventfd() -> int:
-    return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,12 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from blink_persistent import _native
 from blink_persistent.graph_grid import GraphGrid, decode_lookup, prefill_lookup
 from blink_server.backend import BuildResult, ModelVersion
 from blink_server.errors import Problem
+
+if TYPE_CHECKING:
+    from blink_persistent.engines.place import GpuPlace
+    from blink_persistent.gpu.driver import Gpu
+    from blink_persistent.gpu.structs import EngineTables
 
 TOKEN_GRANULARITY = 16
 """Tokens that one column of the prefill lookup table stands for."""
@@ -135,11 +140,38 @@ class Provisioned(Protocol):
         ...
 
 
+class DeviceProvisioned(Protocol):
+    """A version on a GPU with everything built: what a scheduler needs of it.
+
+    `graphs` are executable, uploaded for device launch, one a key of the shape's grid. All calls
+    come from the thread that provisioned it.
+    """
+
+    shape: EngineShape
+    gpu: Gpu
+    tables: EngineTables
+
+    @property
+    def graphs(self) -> Sequence[Any]: ...
+
+    def close(self) -> None:
+        """Give all memory back; no scheduler may be running on it."""
+        ...
+
+
 class Engine(Protocol):
     """What the hook `blink_engines` gives, by name. Importing it must be cheap."""
 
     def check(self, version: ModelVersion) -> Sequence[Problem]:
         """Problems of the version's files and options beyond the schema."""
+        ...
+
+    def place(self, version: ModelVersion) -> GpuPlace | None:
+        """The GPU that the version runs on, None where it is the host's CPU; options are checked.
+
+        On a GPU `provision` gives a `DeviceProvisioned`, and runs in a process in which the GPU is
+        number 0.
+        """
         ...
 
     def estimate(self, version: ModelVersion) -> int:
@@ -165,6 +197,6 @@ class Engine(Protocol):
         limits: ProvisionLimits,
         *,
         progress: Callable[[str, float], None],
-    ) -> Provisioned:
+    ) -> Provisioned | DeviceProvisioned:
         """Load the version. Raises InvalidModel or EngineFailure."""
         ...

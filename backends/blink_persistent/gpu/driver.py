@@ -2,15 +2,17 @@
 
 A `Gpu` is one device's primary context, two streams and everything allocated through it. It belongs
 to one thread at a time. Calls that wait for a resident kernel (freeing memory, loading modules,
-destroying executable graphs) are made only here, and only by who has stopped or parked the
-scheduler before.
+destroying executable graphs) are made only here: inside `exclusive`, which parks the schedulers of
+others, or by who has stopped or parked them all before.
 """
 
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +21,8 @@ import numpy.typing as npt
 from blink_persistent.gpu.compile import compile_program
 from blink_persistent.gpu.structs import layout_assertions
 from blink_server.errors import EngineFailure, Unavailable
+
+_SLICE_SECONDS = 0.005  # of giving back, for which others stand still at a time
 
 
 class CudaError(EngineFailure):
@@ -39,18 +43,27 @@ def cuda_driver() -> Any:
 
 
 class Gpu:
-    """One device. `arch` is its real architecture ("sm_90"), `io` the stream for copies."""
+    """One device. `arch` is its real architecture ("sm_90"), `io` the stream for copies.
 
-    def __init__(self, ordinal: int = 0) -> None:
+    `exclusive()` is entered around slices of what waits for resident kernels.
+    """
+
+    def __init__(
+        self,
+        ordinal: int = 0,
+        *,
+        exclusive: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.driver = cuda_driver()
-        self._resources = ExitStack()
+        self.exclusive = exclusive
+        self._resources: list[Callable[[], object]] = []
         count = self.call("cuDeviceGetCount")
         if ordinal >= count:
             raise Unavailable(f"GPU {ordinal} does not exist: this machine has {count}")
         self._device = self.call("cuDeviceGet", ordinal)
         self.arch = "sm_{}{}".format(*self.call("cuDeviceComputeCapability", self._device))
         context = self.call("cuDevicePrimaryCtxRetain", self._device)
-        self._resources.callback(self.call, "cuDevicePrimaryCtxRelease", self._device)
+        self.own("cuDevicePrimaryCtxRelease", self._device)
         self.call("cuCtxSetCurrent", context)
         self.io = self.new_stream()
 
@@ -70,19 +83,36 @@ class Gpu:
         return results[0] if results else None
 
     def close(self) -> None:
-        """Give everything back, last first. Nothing may run on the device's streams any more."""
-        self._resources.close()
+        """Give everything back, last first. Nothing may run on the device's streams any more.
+
+        Raises the first CudaError, after it has tried the rest.
+        """
+        failures = []
+        while self._resources:
+            with self.exclusive():
+                end = time.monotonic() + _SLICE_SECONDS
+                while self._resources and time.monotonic() < end:
+                    try:
+                        self._resources.pop()()
+                    except CudaError as error:
+                        failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def own(self, function: str, *arguments: object) -> None:
+        """Have `close` make this call."""
+        self._resources.append(partial(self.call, function, *arguments))
 
     def new_stream(self) -> Any:
         """A stream that waits for no other."""
         stream = self.call("cuStreamCreate", self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        self._resources.callback(self.call, "cuStreamDestroy", stream)
+        self.own("cuStreamDestroy", stream)
         return stream
 
     def allocate(self, nbytes: int) -> int:
         """Address of new, zeroed device memory."""
         address = self.call("cuMemAlloc", nbytes)
-        self._resources.callback(self.call, "cuMemFree", address)
+        self.own("cuMemFree", address)
         self.call("cuMemsetD8Async", address, 0, nbytes, self.io)
         self.call("cuStreamSynchronize", self.io)
         return int(address)
@@ -91,7 +121,7 @@ class Gpu:
         """Zeroed pinned memory of the host: as an array, and its address on the device."""
         flags = self.driver.CU_MEMHOSTALLOC_DEVICEMAP | self.driver.CU_MEMHOSTALLOC_PORTABLE
         address = int(self.call("cuMemHostAlloc", nbytes, flags))
-        self._resources.callback(self.call, "cuMemFreeHost", address)
+        self.own("cuMemFreeHost", address)
         memory = np.frombuffer(
             memoryview((ctypes.c_uint8 * nbytes).from_address(address)), np.uint8
         )
@@ -128,14 +158,15 @@ class Gpu:
         shared.reserved = handle
         lazily = self.driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         address = self.call("cuIpcOpenMemHandle", shared, lazily)
-        self._resources.callback(self.call, "cuIpcCloseMemHandle", address)
+        self.own("cuIpcCloseMemHandle", address)
         return int(address)
 
     def load(self, source: str, structs: Sequence[type[ctypes.Structure]]) -> DeviceProgram:
         """Compile, load and own `csrc/<source>`; `structs` are the mirrors that it must match."""
         cubin = compile_program(source, arch=self.arch, epilogue=layout_assertions(structs))
-        module = self.call("cuModuleLoadData", cubin)
-        self._resources.callback(self.call, "cuModuleUnload", module)
+        with self.exclusive():
+            module = self.call("cuModuleLoadData", cubin)
+        self.own("cuModuleUnload", module)
         return DeviceProgram(self, module)
 
     def launch(
@@ -179,7 +210,7 @@ class Gpu:
         except CudaError as error:
             reason, node = parameters.result_out.name, parameters.hErrNode_out
             raise CudaError(f"{error} ({reason}{self._node_name(node)})") from error
-        self._resources.callback(self.call, "cuGraphExecDestroy", executable)
+        self.own("cuGraphExecDestroy", executable)
         self.call("cuGraphUpload", executable, self.io)
         self.call("cuStreamSynchronize", self.io)
         return executable

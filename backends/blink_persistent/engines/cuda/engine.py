@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from blink_persistent.engines import ProvisionLimits
 from blink_persistent.engines.cuda.options import CudaOptions, read_options
 from blink_persistent.engines.cuda.weight_file import WEIGHT_FILE, write_weights
+from blink_persistent.engines.place import GpuPlace, gpu_place
 from blink_persistent.graph_grid import GraphGrid, default_grid
 from blink_persistent.samplers.default_cuda import scratch_bytes
 from blink_server.backend import BuildResult, ModelVersion
@@ -41,6 +42,10 @@ class CudaEngine:
         except InvalidModel as error:
             return error.problems
         return []
+
+    def place(self, version: ModelVersion) -> GpuPlace | None:
+        """A GPU; which, "device" says."""
+        return gpu_place(version.config["engine"], ("cuda.bindings", "torch", "triton"))
 
     def estimate(self, version: ModelVersion) -> int:
         """Bytes of device memory, with KV for one request of full length unless the options say.

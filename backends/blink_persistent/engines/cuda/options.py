@@ -2,7 +2,8 @@
 
 file: the weights that `build` wrote, by default model.safetensors. weights: "file" or "random";
 random ones need model, a name of `ARCHITECTURES`, and no file. block_size: KV entries of a block.
-block_count: blocks of KV memory, the null block included; by default what memory is left.
+block_count: blocks of KV memory, the null block included; by default what memory is left. device,
+scheduler: see `place.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.weight_file import WEIGHT_FILE, read_stored_architecture
+from blink_persistent.engines.place import PLACE_OPTIONS, place_problems
 from blink_server.backend import ModelVersion
 from blink_server.errors import InvalidModel, Problem
 from blink_server.importers.checkpoint import Architecture
@@ -20,7 +22,7 @@ from blink_server.importers.checkpoint import Architecture
 DEFAULT_BLOCK_SIZE = 64
 _BLOCK_SIZES = (16, 32, 64, 128, 256)
 _SOURCES = ("file", "random")
-_NAMES = ("name", "file", "weights", "model", "block_size", "block_count")
+_NAMES = ("name", *PLACE_OPTIONS, "file", "weights", "model", "block_size", "block_count")
 _LARGEST_HEAD = 256
 _LARGEST_VOCABULARY = 1 << 19  # the device sampler's limit
 
@@ -71,6 +73,7 @@ def _problems(version: ModelVersion, given: dict[str, Any]) -> Iterator[Problem]
         file = version.directory / "config.json"
         return Problem(file, f"engine.{field}", given.get(field), expected)
 
+    yield from place_problems(version)
     for name in given:
         if name not in _NAMES:
             yield problem(name, f"use one of {', '.join(_NAMES)}")

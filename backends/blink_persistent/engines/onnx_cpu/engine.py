@@ -119,6 +119,9 @@ class OnnxCpuEngine:
             problems.append(Problem(file, "prefill.sequences", grid.max_sequences, expected))
         return problems
 
+    def place(self, version: ModelVersion) -> None:
+        """It runs on the host's CPU."""
+
     def estimate(self, version: ModelVersion) -> int:
         """Bytes when every row is full: KV slabs, weights, logits, the runtime itself."""
         limits = version.config["limits"]
