@@ -14,6 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+
 from blink_server.errors import Problem
 
 
@@ -133,9 +136,23 @@ class SessionLimits:
     max_logprobs: int = 20
 
 
+@dataclass(frozen=True, slots=True)
+class GraphLaunches:
+    """How often one graph of the grid was launched, modulo 2^32; `phase`: "decode", "prefill"."""
+
+    phase: str
+    sequences: int  # decode: rows
+    tokens: int  # decode: rows
+    launches: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """What a version's scheduler says of itself now; counters count from its start."""
+    """What a version's scheduler says of itself now; counters count from its start.
+
+    A gap is the time from the end of a step, as the scheduler notices it, to the launch of the
+    step that follows it at once.
+    """
 
     rows: int  # requests that one decode step can serve
     rows_used: int
@@ -147,6 +164,37 @@ class SchedulerStats:
     tail_launches: int
     launch_retries: int
     preemptions: int
+    parks: int = 0
+    gaps: int = 0
+    gap_seconds: float = 0.0
+    graphs: tuple[GraphLaunches, ...] = ()
+
+
+SLOT_STATES = (
+    "EMPTY",
+    "PREFILL_PENDING",
+    "PREFILL_PROCESSING",
+    "DECODE_PROCESSING",
+    "DECODE_PAUSED",
+    "DECODE_COMPLETED",
+)
+"""The states of a slot of a ring; a `SlotTable` has their numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTable:
+    """The slots of a version's ring as of now, for whoever watches; it says nothing of texts.
+
+    states: uint8 [slots], places in `SLOT_STATES`. tickets, generated: uint32 [slots].
+    ages: float64 [slots], seconds since the slot's request was claimed; 0 where it has none.
+    slots_per_range: so many slots in a row belong to one frontend.
+    """
+
+    states: npt.NDArray[np.uint8]
+    tickets: npt.NDArray[np.uint32]
+    generated: npt.NDArray[np.uint32]
+    ages: npt.NDArray[np.float64]
+    slots_per_range: int
 
 
 class Session(Protocol):
@@ -177,6 +225,10 @@ class Session(Protocol):
 
     def stats(self) -> SchedulerStats | None:
         """For metrics; None where the backend has no scheduler of its own."""
+        ...
+
+    def slots(self) -> SlotTable | None:
+        """For metrics and the console; None where the backend has no ring."""
         ...
 
     def on_closed(self, callback: Callable[[str], None]) -> None:

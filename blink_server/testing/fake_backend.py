@@ -22,6 +22,7 @@ from blink_server.backend import (
     SchedulerStats,
     Session,
     SessionLimits,
+    SlotTable,
     TokenEvent,
     TokenLogprob,
 )
@@ -196,6 +197,10 @@ class FakeSession:
 
     def stats(self) -> SchedulerStats | None:
         """There is no scheduler."""
+        return None
+
+    def slots(self) -> SlotTable | None:
+        """There is no ring."""
         return None
 
     def on_closed(self, callback: Callable[[str], None]) -> None:

@@ -21,6 +21,7 @@ from blink_server.backend import (
     SchedulerStats,
     Session,
     SessionLimits,
+    SlotTable,
     TokenEvent,
     TokenStream,
 )
@@ -160,6 +161,10 @@ class FakeRunnerSession:
 
     def stats(self) -> SchedulerStats | None:
         """There is no scheduler."""
+        return None
+
+    def slots(self) -> SlotTable | None:
+        """There is no ring."""
         return None
 
     def on_closed(self, callback: Callable[[str], None]) -> None:

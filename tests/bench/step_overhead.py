@@ -124,7 +124,14 @@ async def worker_times(steps: int) -> list[float]:
     limits = SessionLimits(ring_shape.context_length, ring_shape.vocabulary_size, (2,))
     with ScriptedHarness(ring_shape, trace_capacity=0) as harness:
         bells = Bells(harness.doorbell, harness.bells[0])
-        grant = Grant(0, limits, SLOTS, max_rows=ROWS, kv_blocks=ring_shape.block_count)
+        grant = Grant(
+            0,
+            limits,
+            SLOTS,
+            max_rows=ROWS,
+            kv_blocks=ring_shape.block_count,
+            graphs=ring_shape.grid.keys,
+        )
         session = RingSession(harness.ring, grant, bells, detach=lambda: None)
         asked = GenerateRequest(prompt_ids=PROMPT, max_tokens=steps + 1, ignore_eos=True)
         streams = [(await session.submit(asked)).__aiter__() for _ in range(ROWS)]

@@ -1,11 +1,11 @@
-"""What a runner grants a frontend, and what the ring's header says of its scheduler."""
+"""What a runner grants a frontend."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blink_persistent.ring import Ring
-from blink_server.backend import SchedulerStats, SessionLimits
+from blink_persistent.graph_grid import GraphKey
+from blink_server.backend import SessionLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,19 +17,4 @@ class Grant:
     max_queue: int  # requests of all ranges that may wait
     max_rows: int
     kv_blocks: int  # blocks that requests can have; without movable rows one a row
-
-
-def scheduler_stats(ring: Ring, grant: Grant) -> SchedulerStats:
-    """The header's words as of now; each is read on its own."""
-    return SchedulerStats(
-        rows=grant.max_rows,
-        rows_used=ring.field("rows_used"),
-        waiting=ring.field("waiting"),
-        kv_usage=ring.field("blocks_used") / grant.kv_blocks,
-        steps=ring.field("steps"),
-        decode_launches=ring.field("decode_launches"),
-        prefill_launches=ring.field("prefill_launches"),
-        tail_launches=ring.field("tail_launches"),
-        launch_retries=ring.field("launch_retries"),
-        preemptions=ring.field("preemptions"),
-    )
+    graphs: tuple[GraphKey, ...]  # in the order of the grid

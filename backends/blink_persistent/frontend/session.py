@@ -17,13 +17,14 @@ from typing import Any
 
 from blink_persistent import _native
 from blink_persistent.frontend.ending import ending
-from blink_persistent.frontend.grant import Grant, scheduler_stats
+from blink_persistent.frontend.grant import Grant
 from blink_persistent.frontend.record import PreparedRequest, prepare
 from blink_persistent.frontend.ring_range import RingRange
 from blink_persistent.frontend.space import Place, Space
 from blink_persistent.frontend.stream import RingStream
+from blink_persistent.frontend.watching import scheduler_stats, slot_table
 from blink_persistent.ring import Reason, Ring, SlotState
-from blink_server.backend import GenerateRequest, SchedulerStats
+from blink_server.backend import GenerateRequest, SchedulerStats, SlotTable
 from blink_server.errors import EngineFailure, Overloaded, RunnerLost, Unavailable
 
 _SAFETY_POLL_SECONDS = 0.1  # in case a ring of the bell was lost
@@ -127,6 +128,10 @@ class RingSession:
     def stats(self) -> SchedulerStats | None:
         """The ring header's counters; None once the ring is let go."""
         return None if self._ring is None else scheduler_stats(self._ring, self._grant)
+
+    def slots(self) -> SlotTable | None:
+        """The statuses of the whole ring; None once it is let go."""
+        return None if self._ring is None else slot_table(self._ring)
 
     def on_closed(self, callback: Callable[[str], None]) -> None:
         """Call `callback(reason)` once when the other side is gone, at once if it is gone now."""

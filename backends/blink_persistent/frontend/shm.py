@@ -3,7 +3,8 @@
     worker -> runner  {"type": "attach", "layout_hash": "<16 hex digits>", "pid": n}
     runner -> worker  {"type": "attached", "range": i, "epoch": e, "bytes": n, "context_length": n,
                        "vocabulary_size": n, "eos_token_ids": [...], "max_queue": n,
-                       "max_rows": n, "kv_blocks": n}
+                       "max_rows": n, "kv_blocks": n,
+                       "graphs": [[phase, sequences, tokens], ...]}
                       with the descriptors [ring memory, scheduler's bell, this range's bell],
                       or {"type": "refused", "reason": "..."}
 
@@ -25,6 +26,7 @@ from typing import Any
 from blink_persistent import _native
 from blink_persistent.frontend.grant import Grant
 from blink_persistent.frontend.session import Bells, RingSession
+from blink_persistent.graph_grid import GraphKey
 from blink_persistent.ring import LAYOUT_HASH, Ring
 from blink_server.backend import Endpoint, ModelVersion, SessionLimits
 from blink_server.errors import Unavailable
@@ -125,6 +127,7 @@ def _attach(
             max_queue=answer["max_queue"],
             max_rows=answer["max_rows"],
             kv_blocks=answer["kv_blocks"],
+            graphs=tuple(GraphKey(*key) for key in answer["graphs"]),
         )
         memory = mmap.mmap(memory_fd, answer["bytes"])
         held.callback(_unmap, memory)

@@ -46,7 +46,7 @@ async def open_session(start_ring: Any) -> AsyncIterator[OpenSession]:
         bells = Bells(harness.doorbell, harness.bells[range] if bell is None else bell)
         session = RingSession(
             harness.ring,
-            Grant(range, limits, max_queue, max_rows=8, kv_blocks=1024),
+            Grant(range, limits, max_queue, max_rows=8, kv_blocks=1024, graphs=shape.grid.keys),
             bells,
             detach=lambda: None,
         )

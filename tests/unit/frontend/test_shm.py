@@ -31,6 +31,7 @@ LIMITS = {
     "max_queue": 100,
     "max_rows": 8,
     "kv_blocks": 8,
+    "graphs": [[0, 8, 8], [1, 2, 32]],
 }
 
 
