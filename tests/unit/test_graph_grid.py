@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from blink_persistent.graph_grid import (
     PREFILL,
     GraphGrid,
     GraphKey,
+    coarse_part,
     decode_lookup,
     default_grid,
+    fine_grid,
     prefill_lookup,
 )
 
@@ -126,3 +129,69 @@ def test_tables_that_do_not_fit_the_engine_are_refused(changed: dict[str, Any], 
     _native.make_engine(**arguments)
     with pytest.raises(ValueError, match=match):
         _native.make_engine(**(arguments | changed))
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(64, 640), (128, 672), (256, 704)])
+def test_a_fine_grid_has_as_many_keys_as_it_says(rows: int, keys: int) -> None:
+    assert len(fine_grid(rows, 2048, max_sequences=8, granularity=16).keys) == keys
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(
+    rows=st.integers(1, 300),
+    tokens=st.integers(2, 3000),
+    sequences=st.integers(1, 20),
+    granularity=st.sampled_from([1, 8, 16]),
+)
+def test_a_fine_grid_pads_little(rows: int, tokens: int, sequences: int, granularity: int) -> None:
+    grid = fine_grid(rows, tokens, max_sequences=sequences, granularity=granularity)
+    assert (grid.max_rows, grid.max_prefill_tokens, grid.max_sequences) == (rows, tokens, sequences)
+    assert len(set(grid.keys)) == len(grid.keys)
+    for held, graph in enumerate(decode_lookup(grid), 1):
+        assert grid.keys[graph].sequences - held <= held / 32
+    table = prefill_lookup(grid, granularity)
+    for place, graph in np.ndenumerate(table):
+        key, least = grid.keys[graph], min((place[1] + 1) * granularity, tokens)
+        assert key.tokens - least <= max(least / 32, granularity - 1)
+        assert key.sequences - (place[0] + 1) <= (place[0] + 1) / 2
+
+
+def test_a_version_can_begin_with_a_coarse_part_of_its_grid() -> None:
+    grid = fine_grid(64, 2048, max_sequences=8, granularity=16)
+    coarse = coarse_part(grid)
+    assert [grid.keys[graph].sequences for graph in coarse if graph < 64] == [
+        *(1, 2, 4, 8, 16, 32, 64)
+    ]
+    assert len(coarse) == 7 + 2 * 8
+    decode, prefill = decode_lookup(grid, coarse), prefill_lookup(grid, 16, coarse)
+    assert {*decode.tolist(), *prefill.ravel().tolist()} == set(coarse)
+    assert grid.keys[decode[32]] == GraphKey(DECODE, 64, 64)
+    assert grid.keys[prefill[1, 64]] == GraphKey(PREFILL, 8, 2048)
+    assert grid.keys[prefill[0, 63]] == GraphKey(PREFILL, 1, 1024)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(grid=grids(), granularity=st.integers(1, 64), chance=st.randoms())
+def test_tables_name_only_graphs_that_are_available(
+    grid: GraphGrid, granularity: int, chance: random.Random
+) -> None:
+    available = set(coarse_part(grid)) | set(chance.sample(range(len(grid.keys)), 1))
+    whole = decode_lookup(grid)
+    for rows, graph in enumerate(decode_lookup(grid, available), 1):
+        assert graph in available
+        assert grid.keys[graph].sequences >= rows
+        assert (graph == whole[rows - 1]) or whole[rows - 1] not in available
+    table = prefill_lookup(grid, granularity, available)
+    assert set(table.ravel().tolist()) <= available
+    for (few, column), graph in np.ndenumerate(table):
+        key = grid.keys[graph]
+        assert key.sequences > few
+        assert key.tokens >= min((column + 1) * granularity, grid.max_prefill_tokens)
+
+
+@pytest.mark.parametrize("missing", [GraphKey(DECODE, 8, 8), GraphKey(PREFILL, 4, 256)])
+def test_the_largest_keys_must_be_available(missing: GraphKey) -> None:
+    grid = default_grid(8, 256, max_sequences=4)
+    rest = set(range(len(grid.keys))) - {grid.keys.index(missing)}
+    with pytest.raises(ValueError, match=r"must be available|must hold 4 sequences"):
+        decode_lookup(grid, rest), prefill_lookup(grid, 16, rest)

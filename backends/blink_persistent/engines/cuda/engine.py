@@ -10,11 +10,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from blink_persistent.engines import ProvisionLimits
+from blink_persistent.engines import TOKEN_GRANULARITY, ProvisionLimits
 from blink_persistent.engines.cuda.options import CudaOptions, read_options
 from blink_persistent.engines.cuda.weight_file import WEIGHT_FILE, write_weights
 from blink_persistent.engines.place import GpuPlace, gpu_place
-from blink_persistent.graph_grid import GraphGrid, default_grid
+from blink_persistent.graph_grid import GraphGrid, fine_grid
 from blink_persistent.samplers.default_cuda import scratch_bytes
 from blink_server.backend import BuildResult, ModelVersion
 from blink_server.errors import InvalidModel, Problem, Unavailable
@@ -77,8 +77,11 @@ class CudaEngine:
         context = min(checkpoint.architecture.context_length, _DEFAULTS["context_length"])
         chosen = _DEFAULTS | {"context_length": context} | dict(limits)
         engine = {"name": "cuda", "file": WEIGHT_FILE, **options}
-        grid = default_grid(
-            chosen["max_rows"], chosen["max_prefill_tokens"], max_sequences=_DEFAULT_SEQUENCES
+        grid = fine_grid(
+            chosen["max_rows"],
+            chosen["max_prefill_tokens"],
+            max_sequences=_DEFAULT_SEQUENCES,
+            granularity=TOKEN_GRANULARITY,
         )
         return BuildResult([WEIGHT_FILE], {"engine": engine, "limits": chosen}, grid.to_json(), [])
 
