@@ -15,7 +15,8 @@ from pathlib import Path
 
 from blink_server.endpoint_link import EndpointLink, Offers, version_of
 from blink_server.errors import BlinkError, Unavailable
-from blink_server.http.models import ModelDirectory, ModelEntry, ServerState
+from blink_server.http.model_entry import ModelEntry, ServerState
+from blink_server.http.models import ModelDirectory
 from blink_server.message_codec import MAX_LINE, decode, encode
 from blink_server.messages import (
     TO_WORKER,

@@ -11,7 +11,7 @@ from pathlib import Path
 from blink_server.backend import Backend, ModelVersion, Session
 from blink_server.errors import BlinkError, Unavailable
 from blink_server.hookspecs import Factory, TokenizerLoader
-from blink_server.http.models import TextParts, load_text_parts
+from blink_server.http.text_parts import TextParts, load_text_parts
 from blink_server.messages import CatalogEntry
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ class Offers:
     backends: Mapping[str, Backend]
     tokenizers: Mapping[str, TokenizerLoader]
     tool_parsers: Mapping[str, Factory]
+    refresh: Callable[[], None] = lambda: None  # before a version is reached for the first time
 
 
 class EndpointLink:
@@ -123,6 +124,8 @@ class EndpointLink:
 
     async def _open(self) -> Session:
         version, endpoint = version_of(self.entry), self.entry.endpoint
+        if self.text is None:
+            await asyncio.to_thread(self._offers.refresh)
         backend = self._offers.backends.get(self.entry.backend)
         if backend is None:
             raise Unavailable(f"no plugin of this worker brings the backend {self.entry.backend!r}")

@@ -14,7 +14,8 @@ class ModelRow:
     """One version in the index; version 0 stands for a model that has none.
 
     `since`: seconds since 1970, 0 where it was never loaded. `requests`: in flight, over all
-    workers, where they were counted.
+    workers, where they were counted. `retry_at`: when its load is tried again, seconds since 1970;
+    0 where it is not.
     """
 
     model: str
@@ -25,6 +26,7 @@ class ModelRow:
     since: float = 0.0
     load_seconds: float = 0.0
     requests: int = 0
+    retry_at: float = 0.0
 
 
 _FIELDS = tuple(field.name for field in fields(ModelRow))

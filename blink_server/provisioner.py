@@ -25,7 +25,7 @@ from blink_server.repository.manager import Manager
 from blink_server.repository.reader import RepositoryReader
 from blink_server.repository.requests import LoadRequest, LoadRequests
 from blink_server.repository.settling import Settling
-from blink_server.repository.supervisor import Limits
+from blink_server.repository.surroundings import Limits
 from blink_server.repository.wanted import WantedSet
 from blink_server.repository.watcher import Watcher
 from blink_server.runtime_dir import RuntimeDirectory, living_processes, open_runtime_directory
@@ -132,6 +132,7 @@ class Provisioner:
             limits=self._options.limits,
             tokenizers=self._plugins.tokenizers,
             observe=self._plugins.state_changed,
+            reselect=self._follower.reselect,
         )
         self._started.append(self.manager)
         admin = Admin(

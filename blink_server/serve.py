@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -16,11 +17,13 @@ from blink_server.gunicorn_settings import LOG_LEVEL_VARIABLE
 from blink_server.http_options import HttpOptions, http_options
 from blink_server.listener import is_loopback, url_of
 from blink_server.logs import LEVELS, configure_logging
-from blink_server.plugins import DIRECTORIES_VARIABLE, load_plugins
+from blink_server.plugin_choice import PluginChoice, plugin_options
+from blink_server.plugins import load_plugins
 from blink_server.provisioner import Provisioner, ServeOptions
 from blink_server.repository.admin import ControlMode
 from blink_server.repository.harness import State
-from blink_server.repository.supervisor import Limits, Supervisor
+from blink_server.repository.supervisor import Supervisor
+from blink_server.repository.surroundings import Limits
 
 
 @click.command("serve")
@@ -108,12 +111,11 @@ from blink_server.repository.supervisor import Limits, Supervisor
     type=click.Path(path_type=Path),
     help="Private folder for sockets; give the same one to take over after a crash.",
 )
+@plugin_options
 @click.option(
-    "--plugin-dir",
-    "plugin_directories",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="Folder of plugins; may be given several times.",
+    "--reload-plugins/--no-reload-plugins",
+    default=False,
+    help="Read changed files of plugin directories again, for models loaded later.",
 )
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
 @http_options
@@ -133,7 +135,8 @@ def serve_command(
     polling_seconds: float | None,
     settle_secs: float,
     runtime_dir: Path | None,
-    plugin_directories: tuple[Path, ...],
+    plugin_choice: PluginChoice,
+    reload_plugins: bool,
     log_level: str,
     http: HttpOptions,
 ) -> None:
@@ -143,9 +146,8 @@ def serve_command(
     _check_access(host, api_key_file, insecure=insecure)
     configure_logging(log_level)
     os.environ[LOG_LEVEL_VARIABLE] = log_level
-    if plugin_directories:
-        absolute = [str(directory.absolute()) for directory in plugin_directories]
-        os.environ[DIRECTORIES_VARIABLE] = os.pathsep.join(absolute)
+    plugin_choice = replace(plugin_choice, reload=reload_plugins)
+    os.environ.update(plugin_choice.variables())  # for workers and runners
     options = ServeOptions(
         repositories=repositories,
         front=FrontOptions(

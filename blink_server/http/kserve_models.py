@@ -12,7 +12,8 @@ import falcon.asgi
 from blink_server.errors import UnknownModel
 from blink_server.http.kserve_fields import TEXT_INPUT, TEXT_OUTPUT
 from blink_server.http.metrics import Metrics
-from blink_server.http.models import ModelDirectory, ModelEntry, ServerState
+from blink_server.http.model_entry import ModelEntry, ServerState
+from blink_server.http.models import ModelDirectory
 from blink_server.http.server_routes import server_version
 
 _EXTENSIONS = [

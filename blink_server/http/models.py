@@ -7,112 +7,14 @@ calls are made on the worker's event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
-from blink_server.backend import ModelVersion, Session
+from blink_server.backend import Session
 from blink_server.errors import BlinkError, Unavailable, UnknownModel
-from blink_server.hookspecs import Factory, TokenizerLoader
+from blink_server.http.model_entry import ModelEntry, ServerState, why_not_ready
 from blink_server.messages import EndpointKey
-from blink_server.repository.harness import State
 from blink_server.repository.names import parse_version
-from blink_server.text.chat_template import ChatTemplate
-from blink_server.text.tokenizers import Tokenizer
-from blink_server.text.tools.parser import ToolFormat
-
-
-class ServerState(StrEnum):
-    """What the provisioner says of the whole server, in the catalog."""
-
-    STARTING = "STARTING"
-    READY = "READY"
-    DRAINING = "DRAINING"
-
-
-@dataclass(frozen=True, slots=True)
-class TextParts:
-    """What a version needs to go from text to token ids and back, and to find calls in the text."""
-
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
-    tool_format: ToolFormat | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ModelEntry:
-    """One generation of a version, as the catalog has it; a READY one has session and text parts.
-
-    `epoch` tells one start of the version's runner from the next. `reason` says why it is not
-    READY. `aliases` are further names of its model. `created`: seconds since 1970. `awaited`: what
-    served has made way for it, so that requests wait until it does.
-    """
-
-    version: ModelVersion
-    epoch: int
-    state: State
-    reason: str = ""
-    aliases: tuple[str, ...] = ()
-    session: Session | None = None
-    text: TextParts | None = None
-    created: int = 0
-    awaited: bool = False
-    load_seconds: float = 0.0
-
-    @property
-    def key(self) -> EndpointKey:
-        return EndpointKey(self.version.model, self.version.version, self.epoch)
-
-    @property
-    def serves(self) -> bool:
-        """Whether new requests may have it."""
-        return self.state is State.READY and self.session is not None and self.text is not None
-
-
-def load_text_parts(
-    version: ModelVersion,
-    tokenizer_loaders: Mapping[str, TokenizerLoader],
-    tool_parsers: Mapping[str, Factory],
-) -> TextParts:
-    """Load a version's tokenizer, chat template and tool format, as its config.json names them.
-
-    Reads files: call it in a thread. Raises `InvalidModel`, or `Unavailable` where no plugin
-    brings the tokenizer or the tool parser.
-    """
-    options = version.config["tokenizer"]
-    loader = tokenizer_loaders.get(options["name"])
-    if loader is None:
-        raise Unavailable(f"no plugin brings the tokenizer {options['name']!r}")
-    tokenizer = loader(version.directory, options)
-    template_file = version.config.get("chat_template")
-    if template_file is None:
-        return TextParts(tokenizer, None)
-    eos_ids = version.config["eos_token_ids"]
-    template = ChatTemplate.load(
-        Path(version.directory, template_file),
-        bos_token=_token_text(tokenizer, version.config.get("bos_token_id")),
-        eos_token=_token_text(tokenizer, eos_ids[0] if eos_ids else None),
-    )
-    return TextParts(tokenizer, template, _tool_format(version, template, tool_parsers))
-
-
-def _tool_format(
-    version: ModelVersion, template: ChatTemplate, tool_parsers: Mapping[str, Factory]
-) -> ToolFormat | None:
-    name = version.config.get("tool_parser")
-    if name is not None:
-        if name not in tool_parsers:
-            raise Unavailable(f"no plugin brings the tool parser {name!r}")
-        named: ToolFormat = tool_parsers[name]()
-        return named
-    formats: Iterable[ToolFormat] = (factory() for factory in tool_parsers.values())
-    return next((each for each in formats if each.recognises(template.source)), None)
-
-
-def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:
-    return (tokenizer.token_text(token_id) or "") if token_id is not None else ""
 
 
 class Lease:
@@ -167,6 +69,7 @@ class ModelDirectory:
         self._all: list[ModelEntry] = []
         self._models: dict[str, dict[int, ModelEntry]] = {}
         self._names: dict[str, str] = {}
+        self._without_version: dict[str, ModelEntry] = {}
         self._server = ServerState.STARTING
         self._leases: dict[EndpointKey, set[Lease]] = {}
         self._retired: set[EndpointKey] = set()
@@ -180,9 +83,12 @@ class ModelDirectory:
 
         the callbacks of `on_released` hear of it once no request holds it, at once if none does.
         Of several generations of a version, the latest that serves is the one that requests get.
+        Version 0 is none: its entry says why its model has no other.
         """
         before = {entry.key for entry in self._all if entry.serves}
-        self._all = list(entries)
+        everything = list(entries)
+        self._without_version = {e.version.model: e for e in everything if not e.version.version}
+        self._all = [entry for entry in everything if entry.version.version]
         self._models, self._names = {}, {}
         for entry in sorted(self._all, key=_rank):
             model = entry.version.model
@@ -218,10 +124,13 @@ class ModelDirectory:
     def find(self, name: str) -> ModelEntry:
         """The entry that requests for `name` get, or the one that says best why they get none.
 
-        Raises `UnknownModel`.
+        Raises `UnknownModel`; `Unavailable` for a model of which it cannot be told what it is.
         """
         base, _, suffix = name.partition(":")
         versions = self._models.get(self._names.get(base, ""), {})
+        if not versions and base in self._without_version:
+            why = why_not_ready(self._without_version[base])
+            raise Unavailable(f"the model {base!r} is {why}")
         if suffix or name.endswith(":"):
             entry = versions.get(parse_version(suffix) or 0)
             if entry is None:
@@ -322,9 +231,3 @@ class ModelDirectory:
 
 def _rank(entry: ModelEntry) -> tuple[bool, int]:
     return entry.serves, entry.epoch
-
-
-def why_not_ready(entry: ModelEntry) -> str:
-    """The state of an entry in words, with its reason: 'unavailable: runner exited'."""
-    state = entry.state.value.lower() if entry.state is not State.READY else "not connected yet"
-    return f"{state}: {entry.reason}" if entry.reason else state

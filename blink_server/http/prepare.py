@@ -9,7 +9,7 @@ from typing import Any
 
 from blink_server.backend import GenerateRequest, SamplingParams, SessionLimits
 from blink_server.errors import InvalidRequest
-from blink_server.http.models import ModelEntry
+from blink_server.http.model_entry import ModelEntry
 from blink_server.http.openai_fields import Prompt
 from blink_server.http.openai_requests import ChatRequest, CompletionRequest
 

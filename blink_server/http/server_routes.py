@@ -11,8 +11,9 @@ import falcon.asgi
 
 from blink_server.errors import Unavailable
 from blink_server.http.metrics import CONTENT_TYPE, Metrics
+from blink_server.http.model_entry import ModelEntry, ServerState, why_not_ready
 from blink_server.http.model_metrics import render as render_models
-from blink_server.http.models import ModelDirectory, ModelEntry, ServerState, why_not_ready
+from blink_server.http.models import ModelDirectory
 from blink_server.http.scheduler_metrics import render as render_schedulers
 from blink_server.repository.harness import State
 

@@ -11,7 +11,8 @@ import falcon.asgi
 from blink_server.http.body import read_object
 from blink_server.http.fields import Table, array, boolean, integer, mapping, refuse, string
 from blink_server.http.messages import messages
-from blink_server.http.models import ModelDirectory, ModelEntry
+from blink_server.http.model_entry import ModelEntry
+from blink_server.http.models import ModelDirectory
 from blink_server.http.openai_requests import parse_chat
 from blink_server.http.prepare import encode_prompts_unchecked, encode_text
 from blink_server.http.settings import ServerSettings

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -89,6 +90,8 @@ class Admin:
         before = requests.get(ask.model)
         requests.ask(ask.model, ask.config, force=ask.force)
         wanted = await self._follower.look()
+        if reason := wanted.held.get(ask.model):
+            return Answer(ask.id, "failed", reason)
         if ask.model not in wanted.present:
             if before is None:
                 requests.drop(ask.model)
@@ -155,8 +158,14 @@ def _rank(supervisor: Supervisor) -> tuple[bool, int]:
 
 def _row(supervisor: Supervisor, beneath: ModelRow | None) -> ModelRow:
     """A version's row; one that serves says also why its successor does not."""
-    harness, reason = supervisor.harness, supervisor.harness.reason
-    if harness.state is State.READY and beneath is not None and beneath.since:
+    harness, attempts = supervisor.harness, supervisor.attempts
+    reason = harness.reason
+    if harness.state is State.LOADING and attempts.failure:
+        reason = f"tried again after: {attempts.failure}"
+    elif harness.state is State.UNAVAILABLE and attempts.retry_at:
+        due = time.strftime("%FT%TZ", time.gmtime(attempts.retry_at))
+        reason = f"{reason}; next try at {due}"
+    elif harness.state is State.READY and beneath is not None and beneath.since:
         reason = f"reload: {beneath.state.lower()}"
         reason += f": {beneath.reason}" if beneath.reason else ""
     elif harness.state is State.READY and beneath is not None and beneath.reason != "not loaded":
@@ -169,6 +178,7 @@ def _row(supervisor: Supervisor, beneath: ModelRow | None) -> ModelRow:
         epoch=harness.epoch,
         since=supervisor.since,
         load_seconds=supervisor.load_seconds,
+        retry_at=attempts.retry_at,
     )
 
 

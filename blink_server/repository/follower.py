@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from blink_server.errors import BlinkError
+from blink_server.repository.policy import Generation
 from blink_server.repository.reader import RepositoryReader
 from blink_server.repository.requests import LoadRequests
 from blink_server.repository.wanted import WantedSet
@@ -31,7 +32,8 @@ class RepositoryFollower:
         self._reader = reader
         self._apply = apply
         self._requests = requests
-        self._looking = asyncio.Lock()
+        self._broken: Collection[Generation] = ()
+        self._looking = asyncio.Lock()  # held from a look until what it has found is applied
         self._told: set[str] = set()
         self._seconds = 0.0  # of the last look
         self.wanted = WantedSet()  # as of the last look
@@ -48,25 +50,26 @@ class RepositoryFollower:
     async def look(self) -> WantedSet:
         """Look and apply now. Raises BlinkError for a repository that cannot be read."""
         async with self._looking:
-            wanted = await self._read_settled()
-            self._tell(wanted)
-            await self._apply(wanted)
-            return wanted
+            return await self._take(await self._read_settled())
+
+    async def reselect(self, broken: Collection[Generation]) -> None:
+        """Apply what the last look has found, now that exactly these could not be loaded."""
+        async with self._looking:
+            self._broken = broken
+            await self._take(await self._ask(self._reader.select))
 
     async def run(self, watcher: Watcher) -> None:
         """Look and apply until cancelled. A repository that cannot be read changes nothing."""
         unreadable = ""
         while True:
             try:
-                wanted = await self._read()
+                async with self._looking:
+                    await self._take(await self._read())
+                unreadable = ""
             except BlinkError as error:
                 if str(error) != unreadable:
                     log.error("%s; what serves goes on", error)
                 unreadable = str(error)
-            else:
-                unreadable = ""
-                self._tell(wanted)
-                await self._apply(wanted)
             await asyncio.sleep(self._seconds / _SHARE)
             await watcher.wait(self._reader.due)
 
@@ -79,12 +82,20 @@ class RepositoryFollower:
 
     async def _read(self) -> WantedSet:
         began = time.monotonic()
-        requests = self._requests.copy() if self._requests is not None else None
         try:
-            self.wanted = await asyncio.to_thread(self._reader.read, requests)
-            return self.wanted
+            return await self._ask(self._reader.read)
         finally:
             self._seconds = time.monotonic() - began
+
+    async def _ask(self, reading: Callable[..., WantedSet]) -> WantedSet:
+        requests = self._requests.copy() if self._requests is not None else None
+        self.wanted = await asyncio.to_thread(reading, requests, self._broken)
+        return self.wanted
+
+    async def _take(self, wanted: WantedSet) -> WantedSet:
+        self._tell(wanted)
+        await self._apply(wanted)
+        return wanted
 
     def _tell(self, wanted: WantedSet) -> None:
         """Log each thing that is wrong when it comes up."""

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from blink_server.backend import Backend, ModelVersion
 from blink_server.catalog import Catalog, ServerState
 from blink_server.control_server import Peer
 from blink_server.hookspecs import TokenizerLoader
-from blink_server.messages import CatalogEntry, EndpointKey, RegisterRunner, Stop
+from blink_server.messages import EndpointKey, RegisterRunner, Stop
 from blink_server.model_events import ModelStateChange
 from blink_server.repository.admission import Admission
 from blink_server.repository.cpu_threads import cpu_threads, usable_cores
+from blink_server.repository.entries import catalog_entries
 from blink_server.repository.harness import Harness, State
 from blink_server.repository.policy import Generation, Load, VersionKey, next_actions
 from blink_server.repository.runner_process import RunnerProcess
-from blink_server.repository.supervisor import Limits, Supervisor, Surroundings
+from blink_server.repository.supervisor import Supervisor
+from blink_server.repository.surroundings import Limits, Surroundings
 from blink_server.repository.wanted import InvalidVersion, WantedSet, WantedVersion
 from blink_server.runtime_dir import RuntimeDirectory
 
@@ -38,8 +40,12 @@ class Manager:
         admission: Admission | None = None,
         tokenizers: Mapping[str, TokenizerLoader] | None = None,
         observe: Callable[[ModelStateChange], None] = lambda _: None,
+        reselect: Callable[[Collection[Generation]], Awaitable[None]] | None = None,
     ) -> None:
-        """`tokenizers`: for warm-up requests, which are text. `observe` hears of each change."""
+        """`tokenizers`: for warm-up requests, which are text. `observe` hears of each change.
+
+        `reselect`, told of every generation that cannot be loaded, applies what is wanted then.
+        """
         self._backends = backends
         self._catalog = catalog
         self._runtime = runtime
@@ -54,12 +60,14 @@ class Manager:
             observe=observe,
             released=lambda runner: catalog.released(runner.key),
             threads=self._threads,
+            reselect=self._reselect,
         )
+        self._select = reselect
         self._supervisors: dict[Generation, Supervisor] = {}
         self._tasks: dict[Generation, asyncio.Task[None]] = {}
         self._wanted: dict[Generation, WantedVersion] = {}
         self._invalid: dict[Generation, InvalidVersion] = {}
-        self._held: set[str] = set()
+        self._held: Mapping[str, str] = {}
         self._epochs: dict[VersionKey, int] = {}  # of the last load, also of versions gone
         self._inherited: list[RunnerProcess] = []
         self._started = False  # everything has been READY or UNAVAILABLE once
@@ -86,7 +94,7 @@ class Manager:
         """Begin to make this, the complete wanted set, what runs; returns without waiting."""
         self._wanted = {each.generation: each for each in wanted.valid}
         self._invalid = {each.generation: each for each in wanted.invalid}
-        self._held = set(wanted.held)
+        self._held = wanted.held
         inherited, self._inherited = self._inherited, []
         for runner in inherited:
             if runner.wanted.version.config["backend"] in self._backends:
@@ -103,8 +111,8 @@ class Manager:
 
     async def settled(self) -> None:
         """Wait until every wanted version has been READY or UNAVAILABLE once."""
-        for supervisor in list(self._supervisors.values()):
-            await supervisor.settled.wait()
+        while waiting := [s for s in self._supervisors.values() if not s.settled.is_set()]:
+            await waiting[0].settled.wait()
 
     async def supervising(self, generations: Collection[Generation]) -> list[Supervisor]:
         """Wait until each of these, as far as it is still wanted, has begun; returns them.
@@ -176,11 +184,9 @@ class Manager:
         """
         if any(s.returning for s in self._supervisors.values()):
             return
-        entries = [s.entry() for s in self._supervisors.values()]
-        entries += [_invalid_entry(i) for i in self._invalid.values()]
         await self._catalog.publish(
             self._server_state(),
-            sorted(entries, key=lambda e: (e.model, e.version, e.epoch)),
+            catalog_entries(self._supervisors.values(), self._invalid.values(), self._held),
             ending=self._ending,
         )
 
@@ -197,15 +203,16 @@ class Manager:
     def _act(self) -> None:
         if self._draining:
             return
-        actual = {generation: self._state(s) for generation, s in self._supervisors.items()}
+        supervisors = self._supervisors
+        actual = {generation: self._state(s) for generation, s in supervisors.items()}
         # What cannot even be loaded is a load that has failed: what it was to replace serves on.
         actual.update(dict.fromkeys(self._invalid, State.UNAVAILABLE))
         for action in next_actions(
             [*self._wanted, *self._invalid],
             actual,
             held=self._held,
-            proven=[generation for generation, s in self._supervisors.items() if s.proven],
-            starved=[generation for generation, s in self._supervisors.items() if s.starved],
+            proven=[generation for generation, s in supervisors.items() if s.proven],
+            starved=[generation for generation, s in supervisors.items() if s.attempts.starved],
         ):
             if isinstance(action, Load):
                 self._supervise(self._wanted[action.generation])
@@ -229,11 +236,17 @@ class Manager:
             backend=self._backends[str(wanted.version.config["backend"])],
             next_epoch=lambda: self._next_epoch(key),
             inherited=inherited,
+            awaited=any(s.awaited for g, s in self._supervisors.items() if g.model == key.model),
         )
         # What is READY now may let an older version go; an observer must not do that itself.
         harness.observe(lambda *_: self._act_soon())
         self._supervisors[generation] = supervisor
         self._tasks[generation] = asyncio.create_task(self._run(generation), name=str(key))
+
+    async def _reselect(self) -> None:
+        if self._select is not None and not self._draining:
+            broken = [each for each, s in self._supervisors.items() if s.attempts.broken]
+            await self._select(broken)
 
     def _threads(self, version: ModelVersion) -> int:
         """CPU threads for a load that begins now; what is loaded keeps those it has."""
@@ -256,18 +269,3 @@ class Manager:
                 supervisor.retry()
         self._act()
         await self.publish()
-
-
-def _invalid_entry(invalid: InvalidVersion) -> CatalogEntry:
-    return CatalogEntry(
-        model=invalid.key.model,
-        version=invalid.key.version,
-        epoch=0,
-        state=str(State.UNAVAILABLE),
-        reason=invalid.reason,
-        directory=str(invalid.directory),
-        config={},
-        aliases=(),
-        backend="",
-        endpoint=None,
-    )

@@ -12,7 +12,7 @@ from blink_server.repository.harness import State
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """The `count` highest versions (at least 1)."""
+    """The `count` highest versions (at least 1) that can be loaded."""
 
     count: int = 1
 
@@ -74,11 +74,20 @@ class Unload:
 Action = Load | Unload
 
 
-def select_versions(policy: VersionPolicy, available: Iterable[int]) -> tuple[int, ...]:
-    """The versions that `policy` wants of those that exist, in ascending order."""
+def select_versions(
+    policy: VersionPolicy, available: Iterable[int], broken: Collection[int] = ()
+) -> tuple[int, ...]:
+    """The versions that `policy` wants of those that exist, in ascending order.
+
+    `broken`: versions that cannot be loaded. They are wanted all the same; of the highest ones,
+    each has the next lower version serve in its place.
+    """
     match policy:
         case Latest(count):
-            return tuple(sorted(set(available))[-count:])
+            descending = sorted(set(available), reverse=True)
+            good = [index for index, each in enumerate(descending) if each not in broken]
+            end = good[count - 1] + 1 if count <= len(good) else len(descending)
+            return tuple(reversed(descending[:end]))
         case All():
             return tuple(sorted(set(available)))
         case Specific(versions):

@@ -13,7 +13,7 @@ from typing import Any
 
 from blink_server.errors import InvalidModel, Problem
 from blink_server.plugins import Plugins
-from blink_server.repository.policy import VersionKey
+from blink_server.repository.policy import Generation, VersionKey, select_versions
 from blink_server.repository.requests import LoadRequest, LoadRequests
 from blink_server.repository.settling import Settling
 from blink_server.repository.source import SourceModel, read_repositories
@@ -42,36 +42,52 @@ class RepositoryReader:
         self._repositories = [path.absolute() for path in repositories]
         self._plugins = plugins
         self._settling = settling
+        self._models: Mapping[str, SourceModel] = {}
         self._stamps: dict[Path, Stamp] = {}
         self._unsettled: set[Path] = set()
         self._validated: dict[Path, _Validated] = {}
         self._known: set[str] = set()  # models that have been seen complete
 
-    def read(self, requests: LoadRequests | None = None) -> WantedSet:
+    def read(
+        self, requests: LoadRequests | None = None, broken: Collection[Generation] = ()
+    ) -> WantedSet:
         """The wanted set as of now, of those models alone that are asked for where some are.
 
-        Raises BlinkError for a repository that cannot be read.
+        `broken`: generations that could not be loaded. Raises BlinkError for a repository that
+        cannot be read.
         """
         self._stamps, self._unsettled = {}, set()
-        models = read_repositories(self._repositories, visible=self._visible)
-        self._forget_what_is_gone(models.values())
-        complete = [model for model in models.values() if self._is_complete(model)]
-        self._known = {model.name for model in models.values() if model.name in self._known}
+        self._models = read_repositories(self._repositories, visible=self._visible)
+        self._forget_what_is_gone(self._models.values())
+        complete = [model for model in self._models.values() if self._is_complete(model)]
+        self._known = {name for name in self._models if name in self._known}
         self._known.update(model.name for model in complete if model.readable)
-        results = [
-            self._result(model, number, request)
-            for model in complete
+        return self.select(requests, broken)
+
+    def select(
+        self, requests: LoadRequests | None = None, broken: Collection[Generation] = ()
+    ) -> WantedSet:
+        """The wanted set as of the last reading, with others broken or asked for."""
+        complete = [model for model in self._models.values() if self._is_complete(model)]
+        asked = {
+            model.name: request
+            for model in self._models.values()
             if (request := _ANY if requests is None else requests.get(model.name)) is not None
-            for number in model.wanted
+        }
+        results = [
+            result
+            for model in complete
+            if model.name in asked
+            for result in self._selected(model, asked[model.name], broken)
         ]
         return WantedSet(
             valid=[each for each in results if isinstance(each, WantedVersion)],
             invalid=[each for each in results if isinstance(each, InvalidVersion)],
             problems=[problem for model in complete for problem in model.problems],
             held={
-                model.name
-                for model in models.values()
-                if not model.readable and (requests is None or requests.get(model.name))
+                name: _reason(self._models[name].problems, self._models[name].directory)
+                for name in asked
+                if not self._models[name].readable
             },
             aliases={model.name: model.aliases for model in complete if model.readable},
             present={model.name: tuple(model.versions) for model in complete},
@@ -105,6 +121,22 @@ class RepositoryReader:
     def _writing(self, model: SourceModel) -> bool:
         return any(directory.parent == model.directory for directory in self._unsettled)
 
+    def _selected(
+        self, model: SourceModel, request: LoadRequest, broken: Collection[Generation]
+    ) -> list[WantedVersion | InvalidVersion]:
+        """What the policy wants; lower versions are looked at only where higher ones are broken."""
+        results: dict[int, WantedVersion | InvalidVersion] = {}
+        unfit: set[int] = set()
+        while True:
+            selected = select_versions(model.settings.version_policy, model.versions, unfit)
+            new = [number for number in selected if number not in results]
+            if not new:
+                return [results[number] for number in selected]
+            for number in new:
+                result = results[number] = self._result(model, number, request)
+                if isinstance(result, InvalidVersion) or result.generation in broken:
+                    unfit.add(number)
+
     def _result(
         self, model: SourceModel, number: int, request: LoadRequest
     ) -> WantedVersion | InvalidVersion:
@@ -124,6 +156,7 @@ class RepositoryReader:
         self, model: SourceModel, number: int, stamp: Stamp, request: LoadRequest
     ) -> WantedVersion | InvalidVersion:
         directory = model.versions[number]
+        self._plugins.refresh()
         try:
             version = validate_version(model, number, self._plugins, override=request.config)
         except InvalidModel as error:

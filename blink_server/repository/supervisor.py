@@ -10,69 +10,21 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable
 
-from blink_server.backend import Backend, Endpoint, ModelVersion
+from blink_server.backend import Backend, Endpoint
 from blink_server.errors import BlinkError
-from blink_server.hookspecs import TokenizerLoader
 from blink_server.messages import CatalogEntry, Ready
 from blink_server.model_events import ModelStateChange
-from blink_server.repository.admission import Admission
+from blink_server.repository.attempts import Attempts
 from blink_server.repository.harness import Harness, State
-from blink_server.repository.runner_process import (
-    LoadError,
-    LoadTimeoutError,
-    MemoryRefusedError,
-    RunnerProcess,
-)
+from blink_server.repository.interruptible import unless
+from blink_server.repository.loading import registered, start_runner, warmed_up
+from blink_server.repository.runner_process import LoadError, RunnerProcess
+from blink_server.repository.surroundings import Surroundings
 from blink_server.repository.wanted import WantedVersion
-from blink_server.repository.warm_up import warm_up
-from blink_server.runtime_dir import RuntimeDirectory
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-_TAKE_OVER_SECONDS = 10.0  # a living runner registers again within a second or two
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Times in seconds: how long a load may take, the restart back-off, how long an end may take.
-
-    A runner that has served for `healthy` starts the back-off afresh. `drain`: how long requests
-    in flight of a version that is unloaded may go on. `parallel_loads` load at a time.
-    """
-
-    load: float = 600.0
-    first_retry: float = 1.0
-    longest_retry: float = 60.0
-    healthy: float = 60.0
-    kill_grace: float = 5.0
-    drain: float = 300.0
-    parallel_loads: int = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the supervisors of one server share.
-
-    `loading` is held during a load; `tokenizers` are the plugins'. `publish` tells the workers what
-    has changed, `observe` the plugins; `released` waits until no worker holds that runner's
-    endpoint; `threads` tells the CPU threads that a version may have, if it is loaded now.
-    """
-
-    runtime: RuntimeDirectory
-    admission: Admission
-    limits: Limits
-    loading: asyncio.Semaphore
-    tokenizers: Mapping[str, TokenizerLoader]
-    publish: Callable[[], Awaitable[None]]
-    observe: Callable[[ModelStateChange], None]
-    released: Callable[[RunnerProcess], Awaitable[None]]
-    threads: Callable[[ModelVersion], int]
 
 
 class Supervisor:
@@ -87,8 +39,9 @@ class Supervisor:
         backend: Backend,
         next_epoch: Callable[[], int],
         inherited: RunnerProcess | None = None,
+        awaited: bool = False,
     ) -> None:
-        """`inherited` is a runner that a dead predecessor has left."""
+        """`inherited` is a runner that a dead predecessor has left. `awaited`: requests wait."""
         self.wanted = wanted
         self.harness = harness
         self._around = around
@@ -103,8 +56,8 @@ class Supervisor:
         self.returning = inherited is not None  # it has still to register with this server
         self.settled = asyncio.Event()  # READY or UNAVAILABLE once
         self.proven = inherited is not None  # has been READY
-        self.starved = False  # not loaded for lack of memory that what serves now has
-        self.awaited = False  # what served has made way for it: requests wait
+        self.attempts = Attempts(around.limits)
+        self.awaited = awaited  # what served has made way for it: requests wait
         self.load_seconds = 0.0  # of the last load that got READY
         self.since = time.time()  # of its state, seconds since 1970
         harness.observe(self._note)
@@ -129,14 +82,14 @@ class Supervisor:
 
     def entry(self) -> CatalogEntry:
         """The version as workers see it: an endpoint only while new requests may use it."""
-        version = self.wanted.version
-        ready = self.harness.state is State.READY
+        version, state = self.wanted.version, self.harness.state
+        ready = state is State.READY
         return CatalogEntry(
             model=version.model,
             version=version.version,
             epoch=self.harness.epoch,
-            state=str(self.harness.state),
-            reason=self.harness.reason,
+            state=str(state),
+            reason=self.attempts.failure if state is State.LOADING else self.harness.reason,
             directory=str(version.directory),
             config=version.config,
             aliases=self.wanted.aliases,
@@ -169,16 +122,12 @@ class Supervisor:
 
     async def run(self) -> None:
         """Keep the version in service until told to leave."""
-        seconds = self._limits.first_retry
         while not self._leaving.is_set():
             self._retry.clear()
-            served = await self._load_and_serve()
-            if served >= self._limits.healthy:
-                seconds = self._limits.first_retry
+            seconds = self.attempts.wait(await self._load_and_serve())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self._unless_leaving(self._retry.wait())
-            seconds = min(2 * seconds, self._limits.longest_retry)
+                    await unless(self._leaving, self._retry.wait())
         await self._stop_runner()  # an inherited one that was not even asked for
 
     async def _load_and_serve(self) -> float:
@@ -197,8 +146,10 @@ class Supervisor:
         self._endpoint, self.awaited = ready.endpoint, False
         self.load_seconds = loop.time() - started
         self.returning = False
+        was_broken = self.attempts.broken
+        self.attempts.succeeded()
         self.harness.ready()
-        await self._settle()
+        await self._settle(reselect=was_broken)
         await self._serve()
         return loop.time() - started - self.load_seconds
 
@@ -207,50 +158,27 @@ class Supervisor:
         if self.returning:
             assert self.runner is not None
             await self._begin_load(self.runner.key.epoch)
-            return await self._unless_leaving(self._returned(self.runner))
-        if not await self._unless_leaving(self._around.loading.acquire()):
+            return await unless(self._leaving, self._returned(self.runner))
+        if not await unless(self._leaving, self._around.loading.acquire()):
             return None
         try:
             await self._begin_load(self._next_epoch())
-            self.runner = await self._start_runner()
-            return await self._unless_leaving(self._warmed_up(self.runner))
+            epoch, backend = self.harness.epoch, self._backend
+            self.runner = await start_runner(self.wanted, epoch, backend, self._around)
+            return await unless(
+                self._leaving, warmed_up(self.runner, self.wanted, backend, self._around)
+            )
         finally:
             self._around.loading.release()
 
     async def _begin_load(self, epoch: int) -> None:
-        self.starved = False
+        self.attempts.begun()
         self.harness.load(epoch)
         await self._around.publish()
 
-    async def _start_runner(self) -> RunnerProcess:
-        version, generation = self.wanted.version, self.wanted.generation
-        if refusal := self._around.admission.admit(generation, self._backend.estimate(version)):
-            raise MemoryRefusedError(refusal)
-        argv = self._backend.runner_command(version, threads=self._around.threads(version))
-        return await RunnerProcess.start(
-            self.wanted, self.harness.epoch, argv, self._around.runtime
-        )
-
-    async def _warmed_up(self, runner: RunnerProcess) -> Ready:
-        began = asyncio.get_running_loop().time()
-        ready = await runner.loaded(self._limits.load)
-        left = began + self._limits.load - asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout(left):
-                await warm_up(
-                    self.wanted.version, ready.endpoint, self._backend, self._around.tokenizers
-                )
-        except TimeoutError:
-            raise LoadTimeoutError(f"not warmed up after {self._limits.load:g} s") from None
-        return ready
-
     async def _returned(self, runner: RunnerProcess) -> Ready:
-        """What an inherited runner says when it has found this server."""
-        try:
-            return await runner.loaded(_TAKE_OVER_SECONDS)
-        except LoadTimeoutError:
-            if not runner.registered.is_set():
-                raise LoadError("the server before left a runner that is silent") from None
+        if (ready := await registered(runner)) is not None:
+            return ready
         self.returning = False
         await self._around.publish()
         return await runner.loaded(self._limits.load)
@@ -260,38 +188,25 @@ class Supervisor:
             log.exception("%s: backend %s failed", self.wanted.key, self._backend.name)
         await self._stop_runner()
         self.returning = False
-        self.starved = isinstance(error, MemoryRefusedError) and self.wanted.unload_first
-        self.awaited = self.starved
         # Clients are told the reason too, and need not know where the repository lies.
         place = f"{self.wanted.version.directory}/"
-        await self._unavailable(str(error).replace(place, "") or type(error).__name__)
-
-    async def _unless_leaving(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of `work`, or None, with `work` cancelled, once the version has to go."""
-        task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(self._leaving.wait())
-        try:
-            await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
-            task.cancel()
-            raise
-        finally:
-            leaving.cancel()
-        if task.done():
-            return task.result()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return None
+        reason = str(error).replace(place, "") or type(error).__name__
+        attempts, was_broken = self.attempts, self.attempts.broken
+        attempts.failed(error, reason, unload_first=self.wanted.unload_first)
+        self.awaited = self.awaited or attempts.starved
+        await self._unavailable(attempts.failure, reselect=attempts.broken != was_broken)
 
     async def _serve(self) -> None:
         """READY until the runner ends or the version has to go."""
         assert self.runner is not None
-        ended = await self._unless_leaving(self.runner.process.wait())
+        ended = await unless(self._leaving, self.runner.process.wait())
         if ended is None:
             await self._unload()
             return
         self.runner.clean_up()
         self.runner, self._endpoint = None, None
-        await self._unavailable(f"runner exited: {ended}")
+        self.attempts.failure = f"runner exited: {ended}"
+        await self._unavailable(self.attempts.failure)
 
     async def _unload(self) -> None:
         """LOADING or READY -> gone; the requests in flight of a READY version finish first."""
@@ -324,11 +239,17 @@ class Supervisor:
             await self.runner.stop(self._limits.kill_grace)
         self.runner, self._endpoint = None, None
 
-    async def _unavailable(self, reason: str) -> None:
+    async def _unavailable(self, reason: str, *, reselect: bool = False) -> None:
         self._around.admission.settle(self.wanted.generation)
         self.harness.unavailable(reason)
-        await self._settle()
+        await self._settle(reselect=reselect)
 
-    async def _settle(self) -> None:
+    async def _settle(self, *, reselect: bool) -> None:
+        """Publish; whoever waits for this outcome finds what follows from it begun as well."""
+        if reselect:
+            await self._around.publish()
+            await self._around.reselect()
+        # Requests that have waited for it now wait for what was selected in its place.
+        self.awaited = self.attempts.starved
         self.settled.set()
         await self._around.publish()

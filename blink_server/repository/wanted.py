@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,13 +50,14 @@ class InvalidVersion:
 class WantedSet:
     """All that the repositories want; `problems` are those of models, not of versions.
 
-    `held`: models of which it cannot be told what they want. `aliases`: of every other model.
+    `held`: models of which it cannot be told what they want, and why. `aliases`: of every other
+    model.
     `present`: the versions that are on disk, wanted or not.
     """
 
     valid: Sequence[WantedVersion] = ()
     invalid: Sequence[InvalidVersion] = ()
     problems: Sequence[Problem] = ()
-    held: Collection[str] = ()
+    held: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     present: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

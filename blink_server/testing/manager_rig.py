@@ -19,7 +19,7 @@ from blink_server.process import ProcessId
 from blink_server.repository.admission import Admission
 from blink_server.repository.harness import State
 from blink_server.repository.manager import Manager
-from blink_server.repository.supervisor import Limits
+from blink_server.repository.surroundings import Limits
 from blink_server.repository.wanted import InvalidVersion, WantedSet, WantedVersion
 from blink_server.runtime_dir import RuntimeDirectory, open_runtime_directory, read_record
 from blink_server.testing.fake_repository import write_fake_version

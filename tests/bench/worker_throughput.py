@@ -29,7 +29,9 @@ from typing import Any
 
 from blink_server.backend import ModelVersion, SessionLimits
 from blink_server.http.app import create_app
-from blink_server.http.models import ModelDirectory, ModelEntry, TextParts
+from blink_server.http.model_entry import ModelEntry
+from blink_server.http.models import ModelDirectory
+from blink_server.http.text_parts import TextParts
 from blink_server.repository.harness import State
 from blink_server.testing.tiny_tokenizer import CHAT_TEMPLATE, IM_END, byte_level_tokenizer
 from blink_server.text.chat_template import ChatTemplate

@@ -21,8 +21,10 @@ import pytest
 
 from blink_server.backend import ModelVersion, SessionLimits
 from blink_server.http.app import create_app
-from blink_server.http.models import ModelDirectory, ModelEntry, TextParts
+from blink_server.http.model_entry import ModelEntry
+from blink_server.http.models import ModelDirectory
 from blink_server.http.settings import ServerSettings
+from blink_server.http.text_parts import TextParts
 from blink_server.http_options import HttpOptions
 from blink_server.repository.harness import State
 from blink_server.testing.fake_backend import FakeSession, Respond, answer

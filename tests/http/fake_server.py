@@ -16,8 +16,10 @@ from typing import Any
 from blink_server.backend import GenerateRequest, ModelVersion, SessionLimits, TokenEvent
 from blink_server.errors import EngineFailure
 from blink_server.http.app import create_app
-from blink_server.http.models import ModelDirectory, ModelEntry, TextParts
+from blink_server.http.model_entry import ModelEntry
+from blink_server.http.models import ModelDirectory
 from blink_server.http.settings import ServerSettings, key_digest
+from blink_server.http.text_parts import TextParts
 from blink_server.repository.harness import State
 from blink_server.testing.fake_backend import FakeSession, Respond, answer
 from blink_server.testing.tiny_tokenizer import CHAT_TEMPLATE, IM_END, byte_level_tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blink_server.backend import FinishReason, TokenEvent
-from blink_server.http.models import ServerState
+from blink_server.http.model_entry import ServerState
 from blink_server.http.settings import ServerSettings
 from blink_server.repository.harness import State
 from blink_server.testing.fake_backend import answer, events

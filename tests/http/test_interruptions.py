@@ -11,7 +11,7 @@ import pytest
 
 from blink_server.backend import TokenEvent
 from blink_server.errors import Unavailable
-from blink_server.http.models import ServerState
+from blink_server.http.model_entry import ServerState
 from blink_server.http.settings import ServerSettings
 from blink_server.repository.harness import State
 from blink_server.testing.fake_backend import events

@@ -9,7 +9,7 @@ import pytest
 
 from blink_server.backend import TokenEvent
 from blink_server.errors import EngineFailure
-from blink_server.http.models import ServerState
+from blink_server.http.model_entry import ServerState
 from blink_server.http.settings import ServerSettings, key_digest
 from blink_server.repository.harness import State
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from blink_server.builtin import blink_tool_parsers
-from blink_server.http.models import TextParts
+from blink_server.http.text_parts import TextParts
 from blink_server.testing.fake_backend import answer
 from blink_server.testing.tiny_tokenizer import CHAT_TEMPLATE
 from blink_server.text.chat_template import ChatTemplate

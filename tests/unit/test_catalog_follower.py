@@ -16,7 +16,8 @@ from blink_server.config import load_model_config
 from blink_server.control_server import ControlServer, Peer
 from blink_server.endpoint_link import Offers
 from blink_server.errors import Unavailable
-from blink_server.http.models import ModelDirectory, ModelEntry
+from blink_server.http.model_entry import ModelEntry
+from blink_server.http.models import ModelDirectory
 from blink_server.messages import (
     FROM_WORKER,
     CatalogEntry,

@@ -10,7 +10,9 @@ import pytest
 from blink_server.backend import ModelVersion, SessionLimits
 from blink_server.builtin import blink_tokenizers, blink_tool_parsers
 from blink_server.errors import InvalidModel, Unavailable, UnknownModel
-from blink_server.http.models import ModelDirectory, ModelEntry, TextParts, load_text_parts
+from blink_server.http.model_entry import ModelEntry
+from blink_server.http.models import ModelDirectory
+from blink_server.http.text_parts import TextParts, load_text_parts
 from blink_server.messages import EndpointKey
 from blink_server.repository.harness import State
 from blink_server.testing.fake_backend import FakeSession

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from blink_server.repository.policy import VersionKey
-from blink_server.repository.supervisor import Limits
+from blink_server.repository.surroundings import Limits
 from blink_server.repository.wanted import InvalidVersion
 from blink_server.testing.manager_rig import Rig
 

@@ -126,7 +126,7 @@ async def test_files_that_cannot_be_loaded_at_all_leave_the_old_one_serving(rig:
     await rig.want(invalid=[broken])
     update = await rig.catalog.until(lambda u: len(u.models) == 2)
     assert [e.state for e in update.models] == ["UNAVAILABLE", "READY"]
-    await rig.want(held={"echo"})
+    await rig.want(held={"echo": "model.json: is not JSON"})
     update = await rig.catalog.until(lambda u: len(u.models) == 1)
     assert update.models[0].endpoint is not None
     await rig.want()

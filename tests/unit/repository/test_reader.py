@@ -141,7 +141,7 @@ def test_a_model_without_versions_or_gone_wants_none(rig: Rig) -> None:
     rig.settled()
     shutil.rmtree(directory)
     wanted = rig.read()
-    assert (wanted.valid, wanted.held) == ([], set())
+    assert (wanted.valid, wanted.held) == ([], {})
     shutil.rmtree(directory.parent)
     assert rig.read().problems == []
 
