@@ -40,6 +40,7 @@ class LanePort {
     static FrontendWords load_words(FrontendWords* words) { return HostPort::load_words(words); }
     static ControlWords load_control(const ControlWords* control) { return HostPort::load_control(control); }
     static uint32_t load_acquire(uint32_t* word) { return HostPort::load_acquire(word); }
+    static uint32_t load(const uint16_t* word) { return HostPort::load(word); }
     template <class T>
     static void store_release(T* word, T value) { HostPort::store_release(word, value); }
     template <class T>

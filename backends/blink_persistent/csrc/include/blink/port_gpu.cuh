@@ -89,6 +89,13 @@ class GpuPort {
         return value;
     }
 
+    // Past the multiprocessor's own cache, which does not hear of what the host writes.
+    __device__ static uint32_t load(const uint16_t* word) {
+        uint16_t value;
+        asm volatile("ld.relaxed.sys.global.u16 %0, [%1];" : "=h"(value) : "l"(word) : "memory");
+        return value;
+    }
+
     __device__ static void store_release(uint32_t* word, uint32_t value) {
         asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
     }
@@ -106,7 +113,7 @@ class GpuPort {
     __device__ static void release() { __threadfence(); }
 
     __device__ LaunchResult launch(uint32_t graph) {
-        const cudaError_t error = cudaGraphLaunch(graphs_[graph], cudaStreamGraphFireAndForget);
+        const cudaError_t error = cudaGraphLaunch(executable(graph), cudaStreamGraphFireAndForget);
         if (error == cudaSuccess) return LaunchResult::kLaunched;
         error_ = static_cast<uint32_t>(error);
         // The exec's last run set its completion counter but is not retired yet.
@@ -139,6 +146,13 @@ class GpuPort {
     __device__ static uint32_t scan_share(uint32_t slots) { return slots < 2 * kLanes ? slots : 2 * kLanes; }
 
   private:
+    // Written before the table names the graph; the fence of `release` lies between both loads.
+    __device__ cudaGraphExec_t executable(uint32_t graph) const {
+        uint64_t value;
+        asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(graphs_ + graph) : "memory");
+        return reinterpret_cast<cudaGraphExec_t>(value);
+    }
+
     // Inclusive prefix sum; afterwards warp_sums holds the inclusive sums of whole warps.
     __device__ uint32_t block_scan(uint32_t value) {
         const uint32_t in_warp = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -98,6 +98,8 @@ class HostPrimitives {
 
     static uint32_t load_acquire(uint32_t* word) { return std::atomic_ref(*word).load(std::memory_order_acquire); }
 
+    static uint32_t load(const uint16_t* word) { return *word; }  // its tables stay as they are
+
     template <class T>
     static void store_release(T* word, T value) {
         std::atomic_ref(*word).store(value, std::memory_order_release);

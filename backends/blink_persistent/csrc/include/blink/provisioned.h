@@ -72,7 +72,8 @@ struct GraphKey {
 // Everything about an engine that does not change while it is in service.
 struct EngineTables {
     PhaseBuffers buffers[kPhases];
-    const GraphKey* graphs;          // [graph_count]
+    const GraphKey* graphs;  // [graph_count]
+    // These name only graphs that can be launched; entries may come to name smaller ones in service.
     const uint16_t* decode_lookup;   // [max_rows]: rows - 1 -> graph
     const uint16_t* prefill_lookup;  // [max_sequences, ceil(max_prefill_tokens / token_granularity)]
     const int32_t* eos_token_ids;    // [eos_count]

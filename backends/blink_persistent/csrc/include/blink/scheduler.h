@@ -8,7 +8,7 @@
 //   any(bool), sum(u32), scan(u32)   block-wide or, sum, exclusive prefix sum; each is a barrier
 //   load_words(p), load_control(p)   a slot's frontend words; the host's words (one lane)
 //   acquire()                        orders reads of what the loaded words announce after them
-//   load_acquire(p)                  a completion counter
+//   load_acquire(p), load(p)         a completion counter; a word of a lookup table, as it is now
 //   store_release(p, v), store(p, v) a status word that announces data; a plain word others read
 //   release()                        what all lanes wrote is there for the graph launched next
 //   launch(graph)                    LaunchResult; fire-and-forget
@@ -141,6 +141,7 @@ class Scheduler {
     BLINK_DEV bool admit(uint32_t slot);
     BLINK_DEV Flight prepare_prefill();
     BLINK_DEV Flight prepare_decode();
+    BLINK_DEV uint32_t look_up(const uint16_t* entry);
     BLINK_DEV void fill_prefill(uint32_t sequences);
     BLINK_DEV void fill_decode(uint32_t rows);
     BLINK_DEV int32_t generated_token(uint32_t slot) const;

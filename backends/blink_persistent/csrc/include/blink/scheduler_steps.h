@@ -95,9 +95,16 @@ BLINK_DEV Flight Scheduler<Port>::prepare_prefill() {
     }
     const uint32_t columns = (engine.max_prefill_tokens + engine.token_granularity - 1) / engine.token_granularity;
     const uint32_t column = (s.plan_tokens - 1) / engine.token_granularity;
-    const uint32_t graph = engine.prefill_lookup[(s.plan_count - 1) * columns + column];
+    const uint32_t graph = look_up(&engine.prefill_lookup[(s.plan_count - 1) * columns + column]);
     fill_prefill(engine.graphs[graph].sequences);
     return {true, Phase::kPrefill, graph, s.plan_count, 0, 0};
+}
+
+// The host may put a smaller graph into the table meanwhile, so one lane reads it for all: what the
+// lanes fill is what is launched.
+template <class Port>
+BLINK_DEV uint32_t Scheduler<Port>::look_up(const uint16_t* entry) {
+    return port.sum(leader() ? port.load(entry) : 0);
 }
 
 template <class Port>
@@ -144,7 +151,7 @@ BLINK_DEV void Scheduler<Port>::fill_prefill(uint32_t sequences) {
 template <class Port>
 BLINK_DEV Flight Scheduler<Port>::prepare_decode() {
     port.stamp(Moment::kDecided);
-    const uint32_t graph = engine.decode_lookup[s.row_limit - 1];
+    const uint32_t graph = look_up(&engine.decode_lookup[s.row_limit - 1]);
     fill_decode(engine.graphs[graph].sequences);
     return {true, Phase::kDecode, graph, s.row_limit, 0, 0};
 }
