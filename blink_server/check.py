@@ -14,7 +14,8 @@ from rich.table import Table
 
 from blink_server.backend import ModelVersion
 from blink_server.errors import InvalidModel, Problem
-from blink_server.plugins import Plugins, load_plugins, plugin_directories
+from blink_server.plugin_choice import PluginChoice, plugin_options
+from blink_server.plugins import Plugins, load_plugins
 from blink_server.repository.source import SourceModel, read_repositories
 from blink_server.repository.validator import validate_version
 
@@ -55,25 +56,21 @@ def _check(model: SourceModel, plugins: Plugins) -> CheckedModel:
 @click.argument(
     "repositories", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
-@click.option(
-    "--plugin-dir",
-    "plugin_dirs",
-    multiple=True,
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="Folder of plugins; may be repeated. [default: plugins, where it exists]",
-)
+@plugin_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def check_command(
-    ctx: click.Context, repositories: tuple[Path, ...], plugin_dirs: tuple[Path, ...], as_json: bool
+    ctx: click.Context,
+    repositories: tuple[Path, ...],
+    plugin_choice: PluginChoice,
+    as_json: bool,
 ) -> None:
     """Say what is wrong in the model repositories DIR...
 
     Every problem is printed with its file, its field, its value and what would be right. The exit
     code is 1 if there is any.
     """
-    plugins = load_plugins(plugin_directories(plugin_dirs))
+    plugins = load_plugins(choice=plugin_choice)
     models = check_repositories(repositories, plugins)
     if as_json:
         click.echo(json.dumps(_as_json(models), indent=2))

@@ -27,6 +27,9 @@ COMMANDS = {
         "blink_server.importers.models_command:models_group",
         "Show what is served; load, unload and pull models.",
     ),
+    "plugins": _Command(
+        "blink_server.plugins_command:plugins_command", "Show the plugins and their hooks."
+    ),
     "serve": _Command("blink_server.serve:serve_command", "Serve a model repository over HTTP."),
 }
 

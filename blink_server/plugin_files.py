@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import itertools
 import os
 import stat
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from blink_server.errors import BlinkError
-
-
-class PluginError(BlinkError):
-    """A plugin is refused; the message names it and says why."""
+from blink_server.plugin_errors import BrokenPlugin, PluginError, place_of
 
 
 def find_plugin_files(directory: Path) -> dict[str, Path]:
@@ -46,23 +44,48 @@ def find_plugin_files(directory: Path) -> dict[str, Path]:
 
 
 def import_plugin_file(name: str, file: Path) -> ModuleType:
-    """Run a plugin's module file under a module name of its own. Raises PluginError."""
-    # Two directories may hold modules of one name; sys.modules must not mix them up.
-    unique = f"blink_plugin_{zlib.crc32(bytes(file.resolve())):08x}_{name}"
+    """Run a plugin's module file, as it is now, under a module name of its own.
+
+    Each call makes another module: who holds the one before keeps that. Raises BrokenPlugin, with
+    the line of the plugin where its import ended.
+    """
+    # Two directories may hold modules of one name, and one file may be read again when it has
+    # changed; sys.modules must not mix them up.
+    unique = f"blink_plugin_{zlib.crc32(bytes(file.resolve())):08x}_{next(_imports)}_{name}"
     search = [str(file.parent)] if file.name == "__init__.py" else None
     spec = importlib.util.spec_from_file_location(unique, file, submodule_search_locations=search)
-    if spec is None or spec.loader is None:
-        raise PluginError(f"plugin {name!r} ({file}): not a Python module")
+    assert spec is not None  # the name ends in .py
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[unique] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[unique]
-        raise PluginError(
-            f"plugin {name!r} ({file}) cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+    except (Exception, SystemExit) as error:
+        for inner in [each for each in sys.modules if f"{each}.".startswith(f"{unique}.")]:
+            del sys.modules[inner]
+        raise import_failure(name, str(file), error) from error
     return module
+
+
+def import_failure(name: str, origin: str, error: BaseException) -> BrokenPlugin:
+    """What is said of a plugin whose import has raised `error`."""
+    place = place_of(error)
+    what = f"cannot be imported: {type(error).__name__}: {error}"
+    return BrokenPlugin(name, origin, what if place is None else f"{what} [{place}]")
+
+
+def read_plugin_stamps(directories: Iterable[Path]) -> frozenset[tuple[str, int, int]]:
+    """What tells one state of the files below plugin directories from another."""
+    found = set()
+    for directory in directories:
+        for path in directory.rglob("*.py"):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                found.add((str(path), status.st_mtime_ns, status.st_size))
+    return frozenset(found)
+
+
+_imports = itertools.count()
 
 
 def _module_file(entry: Path) -> Path | None:

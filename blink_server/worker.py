@@ -55,7 +55,7 @@ def application() -> App:
     follower = CatalogFollower(
         Path(os.environ[CONTROL_SOCKET_VARIABLE]),
         directory,
-        Offers(plugins.backends, plugins.tokenizers, plugins.tool_parsers),
+        Offers(plugins.backends, plugins.tokenizers, plugins.tool_parsers, plugins.refresh),
     )
     app.add_middleware(FollowCatalog(follower))
     return app

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ from blink_server.importers.failure import ModelImportError
 from blink_server.importers.quantize import Bits
 from blink_server.importers.quantizing import QuantizingCheckpoint
 from blink_server.importers.version_writer import Destination, WrittenVersion, write_version
-from blink_server.plugins import load_plugins
+from blink_server.plugin_choice import PluginChoice, plugin_options
+from blink_server.plugins import Plugins, load_plugins
 from blink_server.schema_problems import nearest
 from blink_server.schemas import limit_bounds
 
@@ -74,12 +76,13 @@ _OPTIONS = (
 
 def import_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of every import: the fields of `ImportJob` but `name`."""
+    command = plugin_options(command)
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ImportJob:
     """What the user asked for; `check` tells what is wrong with it before anything is read."""
 
@@ -91,12 +94,18 @@ class ImportJob:
     max_rows: int | None
     context_length: int | None
     backend_name: str
+    plugin_choice: PluginChoice
 
     @property
     def bits(self) -> Bits | None:
         """Of what float matrices become: floats, if they are computed with as such."""
         chosen = self.quantize or ("none" if self.compute == "fp32" else "int8")
         return QUANTIZATIONS[chosen]
+
+    @functools.cached_property
+    def plugins(self) -> Plugins:
+        """Those of the choice, loaded when they are first asked for. Raises PluginError."""
+        return load_plugins(choice=self.plugin_choice)
 
     @property
     def destination(self) -> Destination:
@@ -110,7 +119,7 @@ class ImportJob:
     def check(self) -> None:
         """Raise `ModelImportError` for a bad name, an existing version, an unknown backend."""
         self.destination.check()
-        backends = load_plugins().backends
+        backends = self.plugins.backends
         if self.backend_name not in backends:
             known = nearest(self.backend_name, backends)
             raise ModelImportError(f"no plugin offers the backend {self.backend_name!r}; {known}")
@@ -122,7 +131,7 @@ class ImportJob:
         output what was written, and how exactly.
         """
         self.check()
-        backend = load_plugins().backends[self.backend_name]
+        backend = self.plugins.backends[self.backend_name]
         asked = {"max_rows": self.max_rows, "context_length": self.context_length}
         limits = {limit: value for limit, value in asked.items() if value is not None}
         with _stages(Console(stderr=True)) as stages:

@@ -60,7 +60,7 @@ def test_every_flag_of_serve_has_its_row_and_its_default() -> None:
 
 @pytest.mark.parametrize(
     ("path", "text"),
-    [("check", OPERATIONS), ("import", MODELS), ("models pull", MODELS)],
+    [("check", OPERATIONS), ("plugins", OPERATIONS), ("import", MODELS), ("models pull", MODELS)],
 )
 def test_every_flag_of_the_other_commands_is_named(path: str, text: str) -> None:
     command: click.Command = main
@@ -74,7 +74,7 @@ def test_every_flag_of_the_other_commands_is_named(path: str, text: str) -> None
 
 
 def test_no_command_is_forgotten() -> None:
-    assert set(COMMANDS) == {"check", "import", "models", "serve"}
+    assert set(COMMANDS) == {"check", "import", "models", "plugins", "serve"}
 
 
 def test_every_limit_of_a_version_has_its_row_and_its_default() -> None:

@@ -1,0 +1,50 @@
+"""`blink-server plugins`: which plugins there are, and what each implements."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import click
+from rich.console import Console
+from rich.table import Column, Table
+
+from blink_server.plugin_choice import PluginChoice, plugin_options
+from blink_server.plugins import Plugins, load_plugins
+
+
+@click.command("plugins")
+@plugin_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
+@click.pass_context
+def plugins_command(ctx: click.Context, plugin_choice: PluginChoice, as_json: bool) -> None:
+    """Show every plugin in the order in which they are loaded, with its hooks.
+
+    Broken ones are shown too, with what is wrong; the exit code is then 1, unless
+    --no-strict-plugins is given.
+    """
+    plugins = load_plugins(choice=replace(plugin_choice, strict=False))
+    if as_json:
+        click.echo(json.dumps(_as_json(plugins), indent=2))
+    else:
+        _print(plugins)
+    ctx.exit(1 if plugins.broken and plugin_choice.strict else 0)
+
+
+def _as_json(plugins: Plugins) -> dict[str, object]:
+    return {
+        "plugins": [asdict(each) for each in plugins.loaded],
+        "broken": [
+            {"name": each.name, "origin": each.origin, "problem": each.what}
+            for each in plugins.broken
+        ],
+    }
+
+
+def _print(plugins: Plugins) -> None:
+    table = Table("plugin", "version", Column("origin", overflow="fold"), "hooks")
+    for each in plugins.loaded:
+        table.add_row(each.name, each.version or "-", each.origin, ", ".join(each.hooks) or "-")
+    Console().print(table)
+    for broken in plugins.broken:
+        click.echo(f"broken: {broken}")
