@@ -117,7 +117,7 @@ class ProvisionLimits:
     On a GPU that serves other versions, an engine enters `exclusive()` around every call that
     would wait for their resident schedulers (it loads a module, frees memory, destroys an
     executable graph), in `provision` and `close` alike. All of them stand still inside, so it is
-    entered for milliseconds, not nested, and from the thread that provisions.
+    entered for milliseconds, never nested, and by one thread at a time.
     """
 
     threads: int

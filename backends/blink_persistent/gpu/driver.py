@@ -62,9 +62,9 @@ class Gpu:
             raise Unavailable(f"GPU {ordinal} does not exist: this machine has {count}")
         self._device = self.call("cuDeviceGet", ordinal)
         self.arch = "sm_{}{}".format(*self.call("cuDeviceComputeCapability", self._device))
-        context = self.call("cuDevicePrimaryCtxRetain", self._device)
+        self._context = self.call("cuDevicePrimaryCtxRetain", self._device)
         self.own("cuDevicePrimaryCtxRelease", self._device)
-        self.call("cuCtxSetCurrent", context)
+        self.make_current()
         self.io = self.new_stream()
 
     def __enter__(self) -> Self:
@@ -81,6 +81,10 @@ class Gpu:
         if len(results) > 1:
             return tuple(results)
         return results[0] if results else None
+
+    def make_current(self) -> None:
+        """Have this thread's calls concern this device; those of the thread that made it do."""
+        self.call("cuCtxSetCurrent", self._context)
 
     def close(self) -> None:
         """Give everything back, last first. Nothing may run on the device's streams any more.
@@ -240,5 +244,8 @@ class DeviceProgram:
         self._module = module
 
     def function(self, name: str) -> Any:
-        """The kernel of this name."""
-        return self._gpu.call("cuModuleGetFunction", self._module, name.encode())
+        """The kernel of this name, on the device already: its first launch waits for nothing."""
+        with self._gpu.exclusive():
+            function = self._gpu.call("cuModuleGetFunction", self._module, name.encode())
+            self._gpu.call("cuFuncLoad", function)
+        return function
