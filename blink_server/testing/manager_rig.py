@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from blink_server.process import ProcessId
 from blink_server.repository.admission import Admission
 from blink_server.repository.harness import State
 from blink_server.repository.manager import Manager
+from blink_server.repository.policy import Generation
 from blink_server.repository.surroundings import Limits
 from blink_server.repository.wanted import InvalidVersion, WantedSet, WantedVersion
 from blink_server.runtime_dir import RuntimeDirectory, open_runtime_directory, read_record
@@ -63,7 +64,10 @@ class Watched(Catalog):
 
 @dataclass
 class Rig:
-    """A provisioner's inner parts over real fake runners."""
+    """A provisioner's inner parts over real fake runners.
+
+    `spares`: what is wanted besides while anything that is wanted cannot be loaded.
+    """
 
     path: Path
     runtime: RuntimeDirectory
@@ -72,6 +76,8 @@ class Rig:
     control: ControlServer
     backend: FakeRunnerBackend
     changes: list[ModelStateChange]
+    spares: list[WantedVersion] = field(default_factory=list)
+    _wanted: tuple[WantedVersion, ...] = ()
 
     @classmethod
     async def start(cls, path: Path, limits: Limits = FAST, memory: int = 1 << 30) -> Rig:
@@ -88,24 +94,33 @@ class Rig:
             observe=changes.append,
             tokenizers={"huggingface": load_huggingface},
             admission=Admission(lambda: memory - _in_service(manager) * MIB),
+            reselect=lambda broken: rig._reselect(broken),
         )
         control = ControlServer(
             runtime.control_socket,
             on_runner=manager.runner_connected,
             on_worker=catalog.serve_worker,
         )
-        return cls(path, runtime, catalog, manager, control, backend, changes)
+        rig = cls(path, runtime, catalog, manager, control, backend, changes)
+        return rig
 
     async def apply(self, *wanted: WantedVersion, invalid: tuple[InvalidVersion, ...] = ()) -> None:
         """The first wanted set of a server."""
         await self.manager.inherit()
+        self._wanted = wanted
         await self.manager.apply(WantedSet(wanted, invalid))
         if self.control._server is None:
             await self.control.start()
 
     async def want(self, *wanted: WantedVersion, **more: Any) -> None:
         """A later one."""
+        self._wanted = wanted
         await self.manager.apply(WantedSet(wanted, **more))
+
+    async def _reselect(self, broken: Collection[Generation]) -> None:
+        """While anything is broken the spares are wanted too."""
+        spares = self.spares if broken else []
+        await self.manager.apply(WantedSet([*self._wanted, *spares]))
 
     async def close(self) -> None:
         """End everything."""

@@ -95,12 +95,14 @@ async def test_a_look_is_due_from_time_to_time_without_events(tmp_path: Path) ->
     await asyncio.wait_for(Watcher([tmp_path], longest_wait=NEVER).wait(0.01), 30)
 
 
-async def test_polling_asks_the_kernel_for_nothing(tmp_path: Path) -> None:
+async def test_polling_asks_the_kernel_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise AssertionError("no events are wanted")
 
     polling = Watcher([tmp_path], polling_seconds=0.01)
-    polling._observer.schedule = refuse
+    monkeypatch.setattr(polling._observer, "schedule", refuse)
     polling.start()
     await looked(polling)
     polling.close()
