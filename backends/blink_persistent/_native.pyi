@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-LAYOUT_HASH: int = 1669638769979909500
+LAYOUT_HASH: int = 8713145782816733900
 
 MAX_TOP_LOGPROBS: int = 20
 
@@ -86,7 +86,7 @@ class HostSampler:
 
     def sample(self, phase: int, count: int, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None: ...
 
-    def sample_one(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], *, prompt: Sequence[int], output: Sequence[int], bias: Sequence[tuple[int, float]], stop: Sequence[int], seed: int, temperature: float, top_p: float, top_k: int, min_p: float, repetition_penalty: float, presence_penalty: float, frequency_penalty: float, logprobs: int, flags: int) -> tuple[int, float, list[tuple[int, float]]]: ...
+    def sample_one(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], *, prompt: Sequence[int], output: Sequence[int], bias: Sequence[tuple[int, float]], stop: Sequence[int], seed: int, temperature: float, top_p: float, top_k: int, min_p: float, repetition_penalty: float, presence_penalty: float, frequency_penalty: float, logprobs: int, flags: int, grammar: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> tuple[int, float, list[tuple[int, float]]]: ...
 
 class ScriptedRule:
     def __init__(self, vocabulary_size: int, eos_token_id: int, eos_every: int) -> None: ...
@@ -142,6 +142,26 @@ class HostScheduler:
         """(graph, phase, sequences, tokens), or None."""
 
     def complete(self, phase: int, error: int = 0) -> None: ...
+
+class GrammarTooLarge(ValueError):
+    pass
+
+class GrammarTooSlow(ValueError):
+    pass
+
+class GrammarUnwritable(ValueError):
+    pass
+
+class TokenTrie:
+    def __init__(self, bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+def build_grammar(trie: TokenTrie, class_of: NDArray[numpy.uint8], next: NDArray[numpy.int32], accepting: NDArray[numpy.uint8], *, most_words: int, seconds: float) -> NDArray[numpy.int32]:
+    """
+    A table of grammar_table.h. Raises GrammarTooLarge, GrammarTooSlow, GrammarUnwritable.
+    """
 
 def cuda_calls() -> list[str]:
     """The driver's functions that HostDrivenScheduler needs, in its order."""

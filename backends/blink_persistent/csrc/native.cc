@@ -176,7 +176,8 @@ class BoundSampler {
         nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> logits, const std::vector<int32_t>& prompt,
         const std::vector<int32_t>& output, const std::vector<std::tuple<int32_t, float>>& bias,
         const std::vector<int32_t>& stop, uint64_t seed, float temperature, float top_p, int32_t top_k, float min_p,
-        float repetition_penalty, float presence_penalty, float frequency_penalty, uint32_t logprobs, uint32_t flags) {
+        float repetition_penalty, float presence_penalty, float frequency_penalty, uint32_t logprobs, uint32_t flags,
+        std::optional<nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>> grammar) {
         if (logits.shape(0) != engine_.tables.vocabulary_size)
             throw std::invalid_argument("logits must be [vocabulary_size]");
         HostPhaseBuffers buffers(1, 1, 1);
@@ -206,6 +207,10 @@ class BoundSampler {
         row.presence_penalty = presence_penalty;
         row.frequency_penalty = frequency_penalty;
         row.flags = flags | kSamplingActive;
+        if (grammar) {
+            row.grammar = reinterpret_cast<uint64_t>(grammar->data());
+            row.grammar_words = static_cast<uint32_t>(grammar->size());
+        }
         sampler_.sample(buffers.pointers(), 1, logits.data(), logits.shape(0));
         std::vector<std::tuple<int32_t, float>> top;
         for (uint32_t k = 0; k + 1 < logprobs; ++k)
@@ -232,6 +237,7 @@ std::vector<int32_t> scripted_continuation(const ScriptedRule& rule, const std::
 
 }  // namespace
 
+void bind_grammar(nb::module_& m);      // native_grammar.cc
 void bind_host_driven(nb::module_& m);  // native_host_driven.cc
 
 NB_MODULE(_native, m) {
@@ -292,7 +298,7 @@ NB_MODULE(_native, m) {
         .def("sample", &BoundSampler::sample, "phase"_a, "count"_a, "logits"_a)
         .def("sample_one", &BoundSampler::sample_one, "logits"_a, nb::kw_only(), "prompt"_a, "output"_a, "bias"_a,
              "stop"_a, "seed"_a, "temperature"_a, "top_p"_a, "top_k"_a, "min_p"_a, "repetition_penalty"_a,
-             "presence_penalty"_a, "frequency_penalty"_a, "logprobs"_a, "flags"_a);
+             "presence_penalty"_a, "frequency_penalty"_a, "logprobs"_a, "flags"_a, "grammar"_a = nb::none());
 
     nb::class_<ScriptedRule>(m, "ScriptedRule")
         .def(nb::init<uint32_t, int32_t, uint32_t>(), "vocabulary_size"_a, "eos_token_id"_a, "eos_every"_a);
@@ -353,5 +359,6 @@ NB_MODULE(_native, m) {
             "complete",
             [](HostScheduler& s, uint32_t phase, uint32_t error) { s.complete(static_cast<Phase>(phase), error); },
             "phase"_a, "error"_a = 0);
+    bind_grammar(m);
     bind_host_driven(m);
 }

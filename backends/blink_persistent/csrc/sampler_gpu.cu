@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(blink::GpuBlock::kLanes)
     using namespace blink;
     __shared__ GpuBlock::Shared shared;
     const PhaseBuffers& buffers = sampler->engine.buffers[phase];
-    const SamplingRow& row = buffers.sampling[blockIdx.x];
+    SamplingRow& row = buffers.sampling[blockIdx.x];
     if ((row.flags & kSamplingActive) != 0) {
         GpuBlock block(shared);
         const uint64_t place = static_cast<uint64_t>(blockIdx.x) * sampler->engine.vocabulary_size;

@@ -114,7 +114,8 @@ def prepare(request: GenerateRequest, limits: SessionLimits) -> PreparedRequest:
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
             "seed": sampling.seed,
-            "grammar": 0,
+            "grammar_offset": 0,
+            "grammar_words": 0,
         },
     )
 

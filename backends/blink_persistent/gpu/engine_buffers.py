@@ -11,7 +11,7 @@ from blink_persistent.gpu.driver import Gpu
 from blink_persistent.gpu.structs import EngineTables, PhaseBuffers
 from blink_persistent.graph_grid import GraphGrid, decode_lookup, prefill_lookup
 
-SAMPLING_ROW_BYTES = 112  # asserted in provisioned.h
+SAMPLING_ROW_BYTES = 120  # asserted in provisioned.h
 ALIGNMENT = 256  # of each array, as that of memory allocated for it alone
 
 

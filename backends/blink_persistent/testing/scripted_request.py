@@ -52,7 +52,8 @@ class ScriptedRequest:
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "seed": 0,
-            "grammar": 0,
+            "grammar_offset": 0,
+            "grammar_words": 0,
         }
 
     def answer(self, shape: ScriptedShape) -> Answer:

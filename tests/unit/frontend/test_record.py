@@ -59,7 +59,8 @@ def test_every_field_of_the_record_is_written() -> None:
         "bias_count": 2,
         "priority": 1,
         "flags": _native.IGNORE_EOS,
-        "grammar": 0,
+        "grammar_offset": 0,
+        "grammar_words": 0,
     }
 
 

@@ -67,9 +67,9 @@ def test_views_reach_the_last_word_of_every_part(memory: npt.NDArray[np.uint8]) 
     ring = Ring(memory)
     ring.aux[1, -1] = 7
     assert memory[-4:].tobytes() == b"\7\0\0\0"
-    ring.records["grammar"][-1] = 1 << 63
+    ring.records["seed"][-1] = 1 << 63
     ring.outputs[0, -1], ring.outputs[1, 0] = 1, 2
-    assert Ring(memory).records["grammar"][-1] == 1 << 63
+    assert Ring(memory).records["seed"][-1] == 1 << 63
     assert ring.outputs.ravel()[3071:3073].tolist() == [1, 2]
 
 

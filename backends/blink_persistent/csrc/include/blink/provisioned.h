@@ -16,10 +16,11 @@ constexpr uint32_t kPhases = 2;
 // chosen; the random number depends on (seed, position) only.
 struct SamplingRow {
     uint64_t seed;
-    uint64_t prompt;  // int32_t[prompt_length]
-    uint64_t output;  // int32_t[output_length], tokens generated so far
-    uint64_t bias;    // {int32_t id, float value}[bias_count]
-    uint64_t stop;    // int32_t[stop_count]
+    uint64_t prompt;   // int32_t[prompt_length]
+    uint64_t output;   // int32_t[output_length], tokens generated so far
+    uint64_t bias;     // {int32_t id, float value}[bias_count]
+    uint64_t stop;     // int32_t[stop_count]
+    uint64_t grammar;  // a table of grammar_table.h
     uint32_t prompt_length;
     uint32_t output_length;
     uint32_t bias_count;
@@ -33,10 +34,15 @@ struct SamplingRow {
     float repetition_penalty;
     float presence_penalty;
     float frequency_penalty;
-    uint32_t flags;  // SamplingFlags
-    uint32_t reserved[4];
+    uint32_t flags;          // SamplingFlags
+    uint32_t grammar_words;  // of the table; 0: any text
+    // The sampler's own: the grammar's state after `grammar_length` tokens of the output. Both are 0
+    // when the row is filled, so that the state of a resumed request is found from its tokens.
+    uint32_t grammar_state;
+    uint32_t grammar_length;
+    uint32_t reserved;
 };
-static_assert(sizeof(SamplingRow) == 112, "sampling rows are read by kernels compiled apart");
+static_assert(sizeof(SamplingRow) == 120, "sampling rows are read by kernels compiled apart");
 
 enum SamplingFlags : uint32_t {
     kSamplingActive = 1u << 0,       // a row without it is skipped

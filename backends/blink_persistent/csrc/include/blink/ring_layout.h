@@ -121,6 +121,7 @@ enum class SchedulerCondition : uint32_t { kStarting = 0, kRunning = 1, kParked 
 
 // `logprobs` is 0 for none, n + 1 for the chosen token's and the n best. A token's entry in the
 // log-probability buffer is {f32 chosen, i32 id[n], f32 logprob[n]}. A bias is {i32 id, f32 value}.
+// A grammar is a table of grammar_table.h in the aux arena; `grammar_words` is 0 for none.
 #define BLINK_REQUEST_RECORD_FIELDS(F)         \
     F(uint32_t, prompt_offset, 0, frontend)    \
     F(uint32_t, prompt_length, 4, frontend)    \
@@ -143,7 +144,8 @@ enum class SchedulerCondition : uint32_t { kStarting = 0, kRunning = 1, kParked 
     F(float, presence_penalty, 72, frontend)   \
     F(float, frequency_penalty, 76, frontend)  \
     F(uint64_t, seed, 80, frontend)            \
-    F(uint64_t, grammar, 88, frontend)
+    F(uint32_t, grammar_offset, 88, frontend)  \
+    F(uint32_t, grammar_words, 92, frontend)
 
 // Nanoseconds of the scheduler's monotonic clock; 0 = never. Complete once the slot is completed.
 #define BLINK_SLOT_TIMING_FIELDS(F)            \

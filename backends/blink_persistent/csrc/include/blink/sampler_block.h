@@ -13,6 +13,7 @@
 #include "provisioned.h"
 #include "random.h"
 #include "ring_layout.h"
+#include "sampler_grammar.h"
 #include "sampler_masses.h"
 
 namespace blink {
@@ -44,8 +45,7 @@ class BlockSampler : RowMasses<Block> {
 
   public:
     // `logits` [vocabulary] are changed; `scratch` [vocabulary] may hold anything. All lanes.
-    BLINK_DEV BlockSampler(Block& block, const EngineTables& engine, const SamplingRow& row, float* logits,
-                           uint64_t* scratch)
+    BLINK_DEV BlockSampler(Block& block, const EngineTables& engine, SamplingRow& row, float* logits, uint64_t* scratch)
         : Masses(block, logits, scratch, engine.vocabulary_size), engine_(engine), row_(row) {}
 
     // Chooses the token and writes the outputs of row `index` of a phase.
@@ -64,7 +64,7 @@ class BlockSampler : RowMasses<Block> {
   private:
     BLINK_DEV bool inside(int32_t id) const { return id >= 0 && static_cast<uint32_t>(id) < size_; }
 
-    // Bias, penalties, suppressed end tokens.
+    // Bias, penalties, suppressed end tokens, grammar.
     BLINK_DEV void adjust() {
         const uint32_t lane = block_.lane(), lanes = block_.lanes();
         const auto* bias = reinterpret_cast<const int32_t*>(row_.bias);
@@ -73,11 +73,15 @@ class BlockSampler : RowMasses<Block> {
         block_.sync();
         if (row_.repetition_penalty != 1.0f || row_.presence_penalty != 0.0f || row_.frequency_penalty != 0.0f)
             penalize();
-        if ((row_.flags & kSamplingSuppressEnd) != 0) {
+        const bool constrained = row_.grammar_words != 0;
+        if ((row_.flags & kSamplingSuppressEnd) != 0 && !constrained) {
             forbid(reinterpret_cast<const int32_t*>(row_.stop), row_.stop_count);
             if ((row_.flags & kSamplingKeepEos) == 0) forbid(engine_.eos_token_ids, engine_.eos_count);
         }
         block_.sync();
+        if (constrained)
+            GrammarMask<Block>(block_, engine_.eos_token_ids, engine_.eos_count, size_, row_)
+                .apply(logits_, reinterpret_cast<float*>(scratch_), infinity());
     }
 
     BLINK_DEV void forbid(const int32_t* ids, uint32_t count) {
@@ -193,7 +197,7 @@ class BlockSampler : RowMasses<Block> {
     }
 
     const EngineTables& engine_;
-    const SamplingRow& row_;
+    SamplingRow& row_;
 };
 
 }  // namespace blink

@@ -1,6 +1,6 @@
 // The default sampler on a host: one row of logits to one token, from the row's SamplingRow.
 //
-// Order: bias, penalties, suppression of end tokens; log-probabilities are taken there. Then
+// Order: bias, penalties, suppression of end tokens, grammar; log-probabilities are taken there. Then
 // temperature, min_p, top_k, top_p. The draw walks the kept tokens in id order up to
 // uniform_at(seed, position) of their mass, so it depends on nothing but the row.
 #pragma once
@@ -14,6 +14,7 @@
 #include "provisioned.h"
 #include "random.h"
 #include "ring_layout.h"
+#include "sampler_grammar.h"
 
 // Vector units are chosen at load; ThreadSanitizer cannot run the resolvers.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
@@ -72,11 +73,19 @@ BLINK_VECTOR_CLONES inline double exponentials(const float* logits, uint32_t cou
     return total;
 }
 
+// One thread as a block of one lane.
+struct OneLane {
+    static constexpr uint32_t lane() { return 0; }
+    static constexpr uint32_t lanes() { return 1; }
+    static void sync() {}
+    static uint64_t max(uint64_t value) { return value; }
+};
+
 class HostSampler {
   public:
     HostSampler(uint32_t vocabulary_size, std::vector<int32_t> eos_token_ids)
         : vocabulary_size_(vocabulary_size), eos_(std::move(eos_token_ids)), adjusted_(vocabulary_size),
-          weights_(vocabulary_size) {}
+          weights_(vocabulary_size + eos_.size()) {}
 
     // Samples rows [0, count) of `buffers` from logits [count, stride] and writes their outputs.
     void sample(const PhaseBuffers& buffers, uint32_t count, const float* logits, uint64_t stride) {
@@ -86,7 +95,7 @@ class HostSampler {
 
   private:
     void sample_row(const PhaseBuffers& buffers, uint32_t index, const float* raw) {
-        const SamplingRow& row = buffers.sampling[index];
+        SamplingRow& row = buffers.sampling[index];
         const float* logits = adjust(row, raw);
         const float best = max_logit(logits, vocabulary_size_);
         if (!std::isfinite(best)) {
@@ -102,12 +111,14 @@ class HostSampler {
         return static_cast<int32_t>(std::find(logits, logits + vocabulary_size_, best) - logits);
     }
 
-    // Logits with bias, penalties and suppressed end tokens; the input itself where none applies.
-    const float* adjust(const SamplingRow& row, const float* raw) {
+    // Logits with bias, penalties, suppressed end tokens and what a grammar forbids; the input
+    // itself where none applies.
+    const float* adjust(SamplingRow& row, const float* raw) {
         const bool penalties =
             row.repetition_penalty != 1.0f || row.presence_penalty != 0.0f || row.frequency_penalty != 0.0f;
-        const bool suppress = (row.flags & kSamplingSuppressEnd) != 0;
-        if (!penalties && !suppress && row.bias_count == 0) return raw;
+        const bool constrained = row.grammar_words != 0;
+        const bool suppress = (row.flags & kSamplingSuppressEnd) != 0 && !constrained;
+        if (!penalties && !suppress && !constrained && row.bias_count == 0) return raw;
         std::copy_n(raw, vocabulary_size_, adjusted_.begin());
         const auto* bias = reinterpret_cast<const int32_t*>(row.bias);
         for (uint32_t i = 0; i < row.bias_count; ++i)
@@ -118,6 +129,11 @@ class HostSampler {
             for (uint32_t i = 0; i < row.stop_count; ++i) forbid(stop[i]);
             if ((row.flags & kSamplingKeepEos) == 0)
                 for (const int32_t id : eos_) forbid(id);
+        }
+        if (constrained) {
+            OneLane lane;
+            GrammarMask<OneLane>(lane, eos_.data(), static_cast<uint32_t>(eos_.size()), vocabulary_size_, row)
+                .apply(adjusted_.data(), weights_.data(), std::numeric_limits<float>::infinity());
         }
         return adjusted_.data();
     }

@@ -130,7 +130,8 @@ BLINK_DEV Reason Scheduler<Port>::refuse(const Request& r) const {
         fits(record.logprobs_offset, static_cast<uint64_t>(record.max_tokens) * logprob_words(record.logprobs),
              ring.output_words) &&
         fits(record.stop_offset, record.stop_count, ring.aux_words) &&
-        fits(record.bias_offset, 2ull * record.bias_count, ring.aux_words) && record.temperature >= 0.0f &&
+        fits(record.bias_offset, 2ull * record.bias_count, ring.aux_words) &&
+        fits(record.grammar_offset, record.grammar_words, ring.aux_words) && record.temperature >= 0.0f &&
         record.top_p > 0.0f && record.repetition_penalty > 0.0f && finite(record.temperature) && finite(record.min_p) &&
         finite(record.repetition_penalty) && finite(record.presence_penalty) && finite(record.frequency_penalty);
     if (!valid) return Reason::kInvalidRecord;

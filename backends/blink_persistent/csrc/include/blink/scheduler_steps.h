@@ -191,6 +191,10 @@ BLINK_DEV void Scheduler<Port>::fill_sampling(SamplingRow& row, uint32_t slot) c
     row.output = reinterpret_cast<uint64_t>(ring.outputs(range) + record.output_offset);
     row.bias = reinterpret_cast<uint64_t>(ring.aux(range) + record.bias_offset);
     row.stop = reinterpret_cast<uint64_t>(ring.aux(range) + record.stop_offset);
+    row.grammar = reinterpret_cast<uint64_t>(ring.aux(range) + record.grammar_offset);
+    row.grammar_words = record.grammar_words;
+    row.grammar_state = 0;
+    row.grammar_length = 0;
     row.prompt_length = record.prompt_length;
     row.bias_count = record.bias_count;
     row.stop_count = record.stop_count;
