@@ -38,6 +38,7 @@ class HttpOptions:
     tls_key: str | None = None
     admin_key_file: str | None = None
     strict_readiness: bool = False
+    default_model: str | None = None
 
     @property
     def scheme(self) -> str:
@@ -72,6 +73,7 @@ def settings_from(environment: Mapping[str, str]) -> ServerSettings:
         admin_key_file=None if options.admin_key_file is None else Path(options.admin_key_file),
         control_socket=None if control_socket is None else Path(control_socket),
         strict_readiness=options.strict_readiness,
+        default_model=options.default_model,
     )
 
 
@@ -123,6 +125,10 @@ _OPTIONS = [
     ),
     click.option("--strict-readiness", is_flag=True, help="Be ready only while every model is."),
     click.option(
+        "--default-model",
+        help="Model, or NAME:VERSION, for requests that name none; else the only one there is.",
+    ),
+    click.option(
         "--tls-certificate",
         type=click.Path(path_type=Path),
         help="Certificate chain (PEM): serve HTTPS.",
@@ -149,6 +155,7 @@ def http_options(command: Command) -> Command:
         head_timeout_secs: float,
         admin_key_file: Path | None,
         strict_readiness: bool,
+        default_model: str | None,
         **others: Any,
     ) -> Any:
         options = HttpOptions(
@@ -163,6 +170,7 @@ def http_options(command: Command) -> Command:
             tls_key=_readable(tls_key, "--tls-key"),
             admin_key_file=_key_file(admin_key_file),
             strict_readiness=strict_readiness,
+            default_model=default_model,
         )
         if (tls_certificate is None) != (tls_key is None):
             raise BlinkError("--tls-certificate and --tls-key need each other")

@@ -118,6 +118,11 @@ class ModelDirectory:
         ]
 
     @property
+    def models(self) -> list[str]:
+        """The name of every model that has a version."""
+        return sorted(self._models)
+
+    @property
     def server(self) -> ServerState:
         return self._server
 

@@ -23,6 +23,7 @@ class ServerSettings:
     access_log: file of JSON lines, "-" for standard output.
     admin_key_file: keys that may load and unload models. control_socket: the provisioner's.
     strict_readiness: the server is ready only while every model is.
+    default_model: what requests get that name no model; without it the only model, if there is one.
     """
 
     api_key_digests: frozenset[bytes] = frozenset()
@@ -40,6 +41,7 @@ class ServerSettings:
     admin_key_file: Path | None = None
     control_socket: Path | None = None
     strict_readiness: bool = False
+    default_model: str | None = None
 
 
 def key_digest(key: str) -> bytes:

@@ -13,6 +13,7 @@ import falcon.asgi
 from blink_server.http import sse
 from blink_server.http.body import read_object
 from blink_server.http.choice import Delta
+from blink_server.http.default_model import with_model
 from blink_server.http.generation import Generation
 from blink_server.http.metrics import Metrics
 from blink_server.http.models import ModelDirectory
@@ -77,7 +78,8 @@ class TextResource(TextAnswers, ABC):
     async def on_post(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Read the body, and answer."""
         received_ns = time.monotonic_ns()
-        request, wire = self._read(await read_object(req, self._settings))
+        body = await read_object(req, self._settings)
+        request, wire = self._read(with_model(body, self._directory, self._settings))
         await self.answer(req, resp, request, wire, received_ns=received_ns)
 
     @abstractmethod

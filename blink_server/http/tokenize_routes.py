@@ -9,6 +9,7 @@ from typing import Any
 import falcon.asgi
 
 from blink_server.http.body import read_object
+from blink_server.http.default_model import with_model
 from blink_server.http.fields import Table, array, boolean, integer, mapping, refuse, string
 from blink_server.http.messages import messages
 from blink_server.http.model_entry import ModelEntry
@@ -56,7 +57,7 @@ class TokenizeResource:
 
     async def on_post(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """`{"model", "prompt" | "messages", ...}` -> `{"count", "max_model_len", "tokens"}`."""
-        body = await read_object(req, self._settings)
+        body = with_model(await read_object(req, self._settings), self._directory, self._settings)
         table = TOKENIZE_CHAT if "messages" in body else TOKENIZE_TEXT
         values = table.parse(body)
         with self._directory.lease(values["model"]) as entry:
@@ -88,7 +89,7 @@ class DetokenizeResource:
 
     async def on_post(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """`{"model", "tokens"}` -> `{"prompt"}`; special tokens are shown."""
-        body = await read_object(req, self._settings)
+        body = with_model(await read_object(req, self._settings), self._directory, self._settings)
         values = DETOKENIZE.parse(body)
         with self._directory.lease(values["model"]) as entry:
             assert entry.text is not None, "only entries that serve are leased"

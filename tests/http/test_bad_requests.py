@@ -109,7 +109,7 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
         "messages[0].tool_calls[0]",
     ),
     ({"model": 5}, "model"),
-    ({"model": None}, "model"),
+    ({"model": 3}, "model"),
     ({"temprature": 1}, "temprature"),
 ]
 

@@ -47,6 +47,7 @@ def test_what_is_given_reaches_the_worker(tmp_path: Path) -> None:
         *("--max-requests-per-key", "3", "--request-timeout-secs", "1.5", "--max-body-mib", "2"),
         *("--cors-origin", "https://a", "--cors-origin", "https://b", "--access-log", str(log)),
         *("--max-connections", "7", "--head-timeout-secs", "2.5"),
+        *("--default-model", "chat:3", "--strict-readiness"),
     )
     assert options.gunicorn_arguments() == ["--worker-connections=7"]
     environment = {**options.environment(), API_KEY_FILE_VARIABLE: str(tmp_path / "keys")}
@@ -58,6 +59,8 @@ def test_what_is_given_reaches_the_worker(tmp_path: Path) -> None:
         request_seconds=1.5,
         cors_origins=("https://a", "https://b"),
         access_log=str(log),
+        strict_readiness=True,
+        default_model="chat:3",
     )
 
 

@@ -55,6 +55,20 @@ def test_unknown_names(name: str) -> None:
         directory.lease(name)
 
 
+def test_a_model_without_any_version_says_why() -> None:
+    directory = ModelDirectory()
+    why = entry(version=0, state=State.UNAVAILABLE, reason="two models have the name 'm'")
+    directory.publish([why, entry("other")])
+    for name in ("m", "m:1", "m:x"):
+        with pytest.raises(Unavailable, match="unavailable: two models have the name 'm'"):
+            directory.lease(name)
+    assert (directory.models, len(directory.entries)) == (["other"], 1)
+    directory.publish([why, entry()])
+    assert directory.find("m").version.version == 1
+    with pytest.raises(UnknownModel):
+        directory.find("m:0")
+
+
 def test_aliases_and_names() -> None:
     directory = ModelDirectory()
     directory.publish([entry("a", aliases=("best", "b")), entry("b", version=7)])
