@@ -36,9 +36,18 @@ _PEER_CREDENTIALS = struct.Struct("3i")
 
 @dataclass(slots=True)
 class _Lease:
-    range: int
+    ranges: range
     connection: socket.socket
     pid: int
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A process that waits for ranges."""
+
+    connection: socket.socket
+    pid: int
+    ranges: int
 
 
 class LeaseKeeper:
@@ -65,7 +74,7 @@ class LeaseKeeper:
         self._limits = dict(limits)
         self._free = set(range(ring.range_count))
         self._reclaiming: set[int] = set()
-        self._queue: list[tuple[socket.socket, int]] = []  # they wait for a range being reclaimed
+        self._queue: list[_Asked] = []  # they wait for ranges being reclaimed
         self._selector = selectors.DefaultSelector()
         self._stop_pipe = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener = listen(socket_path)
@@ -84,15 +93,17 @@ class LeaseKeeper:
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
-        for connection, _ in self._queue:
-            connection.close()
+        for asked in self._queue:
+            asked.connection.close()
         self._selector.close()
         os.close(self._stop_pipe)
 
     def _run(self) -> None:
         while True:
             timeout = _RECLAIM_CHECK_SECONDS if self._reclaiming else None
-            for key, _ in self._selector.select(timeout):
+            ready = self._selector.select(timeout)
+            # Who gives ranges up is heard before who asks for some.
+            for key, _ in sorted(ready, key=lambda event: event[0].fileobj is self._listener):
                 if key.fileobj == self._stop_pipe:
                     return
                 key.data(key.fileobj)
@@ -120,39 +131,47 @@ class LeaseKeeper:
             raise ValueError(f"process {pid} belongs to user {uid}")
         request = json.loads(_read_line(connection))
         mine, theirs = f"{LAYOUT_HASH:016x}", request["layout_hash"]
+        asked = _Asked(connection, pid, int(request.get("ranges", 1)))
+        first = self._first_free(asked.ranges)
         if theirs != mine:
             self._refuse(connection, f"ring layout {mine} differs from the worker's {theirs}")
-        elif not self._free and self._reclaiming:
-            self._queue.append((connection, pid))
-        elif not self._free:
-            count = self._ring.range_count
+        elif first is not None:
+            self._grant(asked, first)
+        elif self._reclaiming and 0 < asked.ranges <= self._ring.range_count:
+            self._queue.append(asked)
+        else:
             self._refuse(
                 connection,
-                f"all {count} ranges of the ring are taken: limits.slots must be at least "
-                f"{self._ring.slots_per_range} x (workers + 1)",
+                f"{len(self._free)} of the ring's {self._ring.range_count} ranges are free, and "
+                f"{asked.ranges} side by side were asked for: limits.slots must be at least "
+                f"{self._ring.slots_per_range} x (workers + 1), workers elsewhere included",
             )
-        else:
-            self._grant(connection, pid)
+
+    def _first_free(self, count: int) -> int | None:
+        """The first of so many free ranges side by side."""
+        free = sorted(self._free) if count > 0 else []
+        return next((r for r in free if self._free.issuperset(range(r, r + count))), None)
 
     def _refuse(self, connection: socket.socket, reason: str) -> None:
         connection.sendall(json.dumps({"type": "refused", "reason": reason}).encode() + b"\n")
         connection.close()
 
-    def _grant(self, connection: socket.socket, pid: int) -> None:
-        lease = _Lease(min(self._free), connection, pid)
+    def _grant(self, asked: _Asked, first: int) -> None:
+        lease = _Lease(range(first, first + asked.ranges), asked.connection, asked.pid)
         answer = {
             "type": "attached",
-            "range": lease.range,
+            "range": first,
             "epoch": self._ring.epoch,
             "bytes": self._ring.field("total_bytes"),
             **self._limits,
         }
-        fds = [self._ring_fd, self._doorbell, self._notify[lease.range]]
-        socket.send_fds(connection, [json.dumps(answer).encode() + b"\n"], fds)
-        connection.setblocking(False)
-        self._free.discard(lease.range)
-        self._selector.register(connection, selectors.EVENT_READ, lambda _: self._hear(lease))
-        log.info("range %d of the ring leased to process %d", lease.range, pid)
+        fds = [self._ring_fd, self._doorbell, self._notify[first]]
+        socket.send_fds(asked.connection, [json.dumps(answer).encode() + b"\n"], fds)
+        asked.connection.setblocking(False)
+        self._free.difference_update(lease.ranges)
+        self._selector.register(asked.connection, selectors.EVENT_READ, lambda _: self._hear(lease))
+        for range_index in lease.ranges:
+            log.info("range %d of the ring leased to process %d", range_index, asked.pid)
 
     def _hear(self, lease: _Lease) -> None:
         try:
@@ -164,24 +183,25 @@ class LeaseKeeper:
             pass  # reset: as gone as an orderly end
         self._selector.unregister(lease.connection)
         lease.connection.close()
-        self._begin_reclaim(lease)
+        for range_index in lease.ranges:
+            self._begin_reclaim(range_index, lease.pid)
 
     def _slots(self, range_index: int) -> range:
         first = range_index * self._ring.slots_per_range
         return range(first, first + self._ring.slots_per_range)
 
-    def _begin_reclaim(self, lease: _Lease) -> None:
+    def _begin_reclaim(self, range_index: int, pid: int) -> None:
         atomic, busy = self._ring.atomic, 0
-        for slot in self._slots(lease.range):
+        for slot in self._slots(range_index):
             submit = atomic.submitted(slot)
             if submit == 0 or self._is_empty(slot, submit):
                 continue
             busy += 1
             atomic.cancel(slot, submit)
             atomic.release(slot, submit)
-        log.info("process %d gave up range %d with %d slots in use", lease.pid, lease.range, busy)
-        self._reclaiming.add(lease.range)
-        bell = self._notify[lease.range]
+        log.info("process %d gave up range %d with %d slots in use", pid, range_index, busy)
+        self._reclaiming.add(range_index)
+        bell = self._notify[range_index]
         self._selector.register(bell, selectors.EVENT_READ, _silence)
         os.eventfd_write(self._doorbell, 1)
 
@@ -199,13 +219,16 @@ class LeaseKeeper:
         self._selector.unregister(self._notify[range_index])
         self._free.add(range_index)
         log.info("range %d of the ring is free again", range_index)
-        while self._queue and self._free:
-            connection, pid = self._queue.pop(0)
+        while self._queue:
+            first = self._first_free(self._queue[0].ranges)
+            if first is None:
+                return
+            asked = self._queue.pop(0)
             try:
-                self._grant(connection, pid)
+                self._grant(asked, first)
             except OSError as error:
-                log.info("process %d did not wait for its range: %s", pid, error)
-                connection.close()
+                log.info("process %d did not wait for its range: %s", asked.pid, error)
+                asked.connection.close()
 
     def _is_empty(self, slot: int, submit: int) -> bool:
         ticket, _, word = self._ring.atomic.status(slot)

@@ -78,11 +78,13 @@ class Served:
         assert worker.stdout is not None
         return worker, json.loads(worker.stdout.readline())
 
-    def attach(self, layout_hash: int = LAYOUT_HASH) -> tuple[socket.socket, dict[str, object]]:
+    def attach(
+        self, layout_hash: int = LAYOUT_HASH, **asked: int
+    ) -> tuple[socket.socket, dict[str, object]]:
         link = socket.socket(socket.AF_UNIX)
         link.settimeout(10)
         link.connect(str(self.socket))
-        hello = {"type": "attach", "layout_hash": f"{layout_hash:016x}"}
+        hello = {"type": "attach", "layout_hash": f"{layout_hash:016x}", **asked}
         link.sendall(json.dumps(hello).encode() + b"\n")
         data, fds, _, _ = socket.recv_fds(link, 4096, 3)
         for fd in fds:
@@ -132,6 +134,25 @@ def test_one_owner_too_many_is_told_what_to_raise(served: Served) -> None:
     assert "limits.slots must be at least 256 x (workers + 1)" in str(answer["reason"])
     for link in links:
         link.close()
+
+
+def test_ranges_side_by_side_are_one_owners(served: Served) -> None:
+    first, _ = served.attach()
+    _, refused = served.attach(ranges=2)
+    assert "1 of the ring's 2 ranges are free" in str(refused["reason"])
+    first.close()
+    both, answer = served.attach(ranges=2)  # waits until the range is taken back
+    assert answer["range"] == 0
+    assert served.attach()[1]["type"] == "refused"
+    both.close()
+    other, answer = served.attach(ranges=2)
+    assert answer["range"] == 0
+    other.close()
+
+
+@pytest.mark.parametrize("count", [0, -1, 3])
+def test_ranges_that_cannot_be_are_refused(served: Served, count: int) -> None:
+    assert served.attach(ranges=count)[1]["type"] == "refused"
 
 
 def test_another_layout_is_refused_by_both_hashes(served: Served) -> None:

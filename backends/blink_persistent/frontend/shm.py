@@ -1,12 +1,14 @@
 """The transport `shm`: a ring in this machine's memory, granted by its runner.
 
-    worker -> runner  {"type": "attach", "layout_hash": "<16 hex digits>", "pid": n}
+    worker -> runner  {"type": "attach", "layout_hash": "<16 hex digits>", "pid": n, "ranges": n}
     runner -> worker  {"type": "attached", "range": i, "epoch": e, "bytes": n, "context_length": n,
                        "vocabulary_size": n, "eos_token_ids": [...], "max_queue": n,
                        "max_rows": n, "kv_blocks": n,
                        "graphs": [[phase, sequences, tokens], ...]}
                       with the descriptors [ring memory, scheduler's bell, this range's bell],
                       or {"type": "refused", "reason": "..."}
+
+"ranges" is 1 if left out; of several side by side "range" is the first.
 
 One JSON line each, over a Unix stream socket that stays open: its end tells the worker that the
 runner is gone, and the runner that the worker is, whose range it then takes back.
@@ -43,11 +45,24 @@ async def connect(version: ModelVersion, endpoint: Endpoint) -> RingSession:
     """
     name = f"the runner of {version.key}"
     with contextlib.ExitStack() as held:
-        connection = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        connection, answer = await lease(name, endpoint, held)
+        return _attach(name, connection, answer, held)
+
+
+async def lease(
+    name: str, endpoint: Endpoint, held: contextlib.ExitStack, *, ranges: int = 1
+) -> tuple[socket.socket, dict[str, Any]]:
+    """(connection, the runner's answer with its "descriptors"); `held` closes all of them.
+
+    The ranges are leased for as long as the connection is open. Raises `Unavailable`; `name` is
+    the runner's in the messages.
+    """
+    with contextlib.ExitStack() as taken:
+        connection = taken.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         connection.setblocking(False)
         try:
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
-                answer = await _shake_hands(connection, endpoint.address["socket"], held)
+                answer = await _shake_hands(connection, endpoint.address["socket"], taken, ranges)
         except TimeoutError:
             raise Unavailable(f"{name} did not answer in {_HANDSHAKE_SECONDS:.0f} s") from None
         except OSError as error:
@@ -58,16 +73,22 @@ async def connect(version: ModelVersion, endpoint: Endpoint) -> RingSession:
             raise Unavailable(f"{name} gave an unreadable answer: {error}") from None
         if answer.get("type") == "refused":
             raise Unavailable(f"{name} refused: {answer.get('reason')}")
-        return _attach(name, connection, answer, held)
+        held.push(taken.pop_all())
+        return connection, answer
 
 
 async def _shake_hands(
-    connection: socket.socket, path: str, held: contextlib.ExitStack
+    connection: socket.socket, path: str, held: contextlib.ExitStack, ranges: int
 ) -> dict[str, Any]:
     """The runner's answer, "descriptors" among its fields; `held` closes those."""
     loop = asyncio.get_running_loop()
     await loop.sock_connect(connection, path)
-    attach = {"type": "attach", "layout_hash": f"{LAYOUT_HASH:016x}", "pid": os.getpid()}
+    attach = {
+        "type": "attach",
+        "layout_hash": f"{LAYOUT_HASH:016x}",
+        "pid": os.getpid(),
+        "ranges": ranges,
+    }
     await loop.sock_sendall(connection, json.dumps(attach).encode() + b"\n")
     line, descriptors = b"", array.array("i")
     while not line.endswith(b"\n"):
