@@ -6,7 +6,7 @@ PORT ?= 8000
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := CMakeLists.txt $(shell find backends/blink_persistent/csrc -type f)
-CHECKED := blink_server backends tests tools
+CHECKED := blink_server backends plugins tests tools
 CXX_SOURCES := $(shell find backends/blink_persistent/csrc -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: help demo stop test test-all coverage lint format bench bench-llama bench-steps stubs clean

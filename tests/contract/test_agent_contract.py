@@ -44,10 +44,19 @@ STEP_NS = 200_000  # so that much is in flight for a while
 MakePort = Callable[..., RingPort]  # first_range, ranges
 
 
-@pytest.fixture(params=["memory", "late copies", pytest.param("cuda", marks=pytest.mark.gpu)])
+PORTS = {
+    "memory": (),
+    "late copies": (),
+    "cuda": pytest.mark.gpu,
+    "rdma": pytest.mark.rdma,
+}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=marks) for name, marks in PORTS.items()])
 def make_port(request: pytest.FixtureRequest) -> Iterator[MakePort]:
     """Ports to one ring with a running scheduler behind it."""
-    yield from {"memory": _memory, "late copies": _late, "cuda": _cuda}[request.param]()
+    ports = {"memory": _memory, "late copies": _late, "cuda": _cuda, "rdma": _rdma}
+    yield from ports[request.param]()
 
 
 def _memory() -> Iterator[MakePort]:
@@ -99,6 +108,18 @@ def _cuda() -> Iterator[MakePort]:
 
             yield make
             runner.communicate()
+
+
+def _rdma() -> Iterator[MakePort]:
+    """From one of the guest's devices to the other; see tests/rdma."""
+    from rdma_frontend.testing import RdmaRing
+
+    with ThreadedRing(SHAPE) as ring:
+        harness = ring.harness
+        harness.scripted.step_microseconds = STEP_NS // 1000
+        rdma = RdmaRing(harness.ring_fd, harness.ring_doorbell, host="rxe1", frontend="rxe0")
+        yield rdma.port
+        rdma.close()
 
 
 @pytest.fixture

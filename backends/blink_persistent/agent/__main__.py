@@ -20,6 +20,8 @@ from types import FrameType
 from blink_persistent.agent.agent import Agent
 from blink_persistent.agent.attach import attach, open_port
 from blink_persistent.agent.lines import LineSocket
+from blink_persistent.agent.port import PortLost
+from blink_persistent.agent.reconnection import reconnect
 from blink_server.errors import BlinkError
 
 log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ def serve(runner: str, socket_path: Path, stop: int) -> None:
         held.callback(link.close)
         for fd in descriptors:
             held.callback(os.close, fd)
-        port = open_port(offer, descriptors)
+        port = open_port(offer, descriptors, link)
         # The runner admits one agent at a time, so a socket that is there is a dead one's.
         socket_path.unlink(missing_ok=True)
 
@@ -41,22 +43,29 @@ def serve(runner: str, socket_path: Path, stop: int) -> None:
 
         agent = Agent(port, socket_path, offer["limits"], on_serving=say)
         try:
-            _serve(agent, link, stop)
+            _serve(agent, link, stop, resumable_seconds=offer.get("resumable_seconds", 0.0))
         finally:
             agent.close()
             with contextlib.suppress(OSError):  # the runner is gone: it needs not be told
                 link.send({"type": "detach"})
 
 
-def _serve(agent: Agent, link: LineSocket, stop: int) -> None:
-    while stop not in agent.run([stop, link.fileno()]):
-        for message in link.messages():
-            if message.get("type") == "flush":
-                agent.flush()
-                link.send({"type": "flushed", "number": message.get("number")})
-        if link.ended:
-            log.info("the runner is gone")
-            return
+def _serve(agent: Agent, link: LineSocket, stop: int, *, resumable_seconds: float) -> None:
+    while True:
+        try:
+            heard = agent.run([stop, link.fileno()])
+            if stop in heard:
+                return
+            for message in link.messages():
+                if message.get("type") == "flush":
+                    agent.flush()
+                    link.send({"type": "flushed", "number": message.get("number")})
+            if link.ended:
+                log.info("the runner is gone")
+                return
+        except PortLost as lost:
+            if not reconnect(agent, link, lost, stop=stop, seconds=resumable_seconds):
+                return
 
 
 def main(arguments: list[str] | None = None) -> int:

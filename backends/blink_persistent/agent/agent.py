@@ -24,7 +24,7 @@ _HEADER_SECONDS = 0.01
 class Agent:
     """Serves the ranges of `port` to the workers of this machine, as a runner serves its ring.
 
-    `turn`, `run` and `flush` belong to one thread and raise `PortLost`.
+    All but `close` belong to one thread and raise `PortLost`.
     """
 
     def __init__(
@@ -79,6 +79,17 @@ class Agent:
     def flush(self) -> None:
         """Send everything that workers have written before the call; returns when it is there."""
         self._relay.flush()
+
+    def disconnect(self) -> None:
+        """Let go of a connection that was lost; `resume` or `close` comes next.
+
+        Workers keep what they have, and may ask for more.
+        """
+        self._relay.disconnect()
+
+    def resume(self, port: RingPort) -> None:
+        """Go on over a new connection to the same ring. Raises `Unavailable` for another."""
+        self._relay.resume(port)
 
     def close(self) -> None:
         """End the workers' connections and let go of ring and mirror, in this order."""

@@ -18,6 +18,10 @@ _HANDSHAKE_SECONDS = 10.0
 Offer = Mapping[str, Any]
 
 
+class Refused(Unavailable):
+    """The runner will not give this agent what it asks for, now or later."""
+
+
 def attach(path: str) -> tuple[LineSocket, Offer, list[int]]:
     """(connection, offer, the offer's descriptors) of the runner at this socket.
 
@@ -29,9 +33,7 @@ def attach(path: str) -> tuple[LineSocket, Offer, list[int]]:
     try:
         connection.connect(path)
         link.send({"type": "attach", "layout_hash": f"{LAYOUT_HASH:016x}"})
-        offer = link.first(descriptors)
-        if offer.get("type") != "attached":
-            raise Unavailable(f"the runner at {path} refused: {offer.get('reason')}")
+        offer = _granted(link.first(descriptors), "attached", f"the runner at {path}")
     except BaseException as error:
         link.close()
         for fd in descriptors:
@@ -39,14 +41,33 @@ def attach(path: str) -> tuple[LineSocket, Offer, list[int]]:
         if isinstance(error, OSError | ValueError):
             raise Unavailable(f"the runner at {path}: {error}") from None
         raise
-    connection.settimeout(None)
     return link, offer, descriptors
 
 
-def open_port(offer: Offer, descriptors: Sequence[int]) -> RingPort:
-    """The port of an offer's transport.
+def _granted(answer: Offer, wanted: str, runner: str = "the runner") -> Offer:
+    """Any other answer than `wanted` and "refused" says that it may be worth while to ask again."""
+    if answer.get("type") == "refused":
+        raise Refused(f"{runner} refused: {answer.get('reason')}")
+    if answer.get("type") != wanted:
+        raise Unavailable(f"{runner} cannot: {answer.get('reason', answer)}")
+    return answer
 
-    Raises `Unavailable` where it is unknown here, cannot be used, or the ring is another.
+
+def attach_again(link: LineSocket) -> Offer:
+    """The runner's offer of a further connection to the same ranges; the one before is over.
+
+    Waits for the answer. Raises `Refused`, `Unavailable` where it may be asked for again, and
+    OSError, ValueError where the link is of no use.
+    """
+    link.send({"type": "attach again"})
+    return _granted(link.first(), "attached")
+
+
+def open_port(offer: Offer, descriptors: Sequence[int], link: LineSocket) -> RingPort:
+    """The port of an offer's transport; `link` is where the offer came from.
+
+    Raises `PortLost`, and `Unavailable` where the transport is unknown here, cannot be used, or
+    the ring is another.
     """
     try:
         opener = _OPENERS[offer["transport"]]
@@ -56,7 +77,7 @@ def open_port(offer: Offer, descriptors: Sequence[int]) -> RingPort:
             f"it has {', '.join(_OPENERS)}"
         ) from None
     try:
-        port, epoch = opener(offer, descriptors), offer["epoch"]
+        port, epoch = opener(offer, descriptors, link), offer["epoch"]
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise Unavailable(f"the runner offers no usable ring: {error!r}") from error
     if port.epoch != epoch:
@@ -65,7 +86,7 @@ def open_port(offer: Offer, descriptors: Sequence[int]) -> RingPort:
     return port
 
 
-def _memory(offer: Offer, descriptors: Sequence[int]) -> RingPort:
+def _memory(offer: Offer, descriptors: Sequence[int], _link: LineSocket) -> RingPort:
     """{"bytes": n} and the descriptors [ring memory, scheduler's bell]."""
     from blink_persistent.agent.memory_port import MemoryPort
 
@@ -76,7 +97,7 @@ def _memory(offer: Offer, descriptors: Sequence[int]) -> RingPort:
     )
 
 
-def _cuda(offer: Offer, _descriptors: Sequence[int]) -> RingPort:
+def _cuda(offer: Offer, _descriptors: Sequence[int], _link: LineSocket) -> RingPort:
     """{"handle": hex digits, "device": ordinal}."""
     from blink_persistent.agent.cuda_port import CudaPort
 
@@ -89,7 +110,25 @@ def _cuda(offer: Offer, _descriptors: Sequence[int]) -> RingPort:
     )
 
 
-_OPENERS: Mapping[str, Callable[[Offer, Sequence[int]], RingPort]] = {
+def _rdma(offer: Offer, _descriptors: Sequence[int], link: LineSocket) -> RingPort:
+    """The address of `rdma_frontend.host.HostEnd`, and in it "device", this machine's."""
+    try:
+        from rdma_frontend.port import open_port as open_rdma
+    except ImportError as missing:
+        raise Unavailable(f"no plugin here offers RDMA: {missing}") from None
+
+    def connect(name: Mapping[str, Any]) -> Mapping[str, Any]:
+        link.send({"type": "connect", "name": name})
+        connected: Mapping[str, Any] = _granted(link.first(), "connected")["name"]
+        return connected
+
+    return open_rdma(
+        offer["address"], connect, first_range=offer["first_range"], ranges=offer["ranges"]
+    )
+
+
+_OPENERS: Mapping[str, Callable[[Offer, Sequence[int], LineSocket], RingPort]] = {
     "memory": _memory,
     "cuda": _cuda,
+    "rdma": _rdma,
 }

@@ -23,6 +23,7 @@ class Relay:
     def __init__(self, port: RingPort, notify: Callable[[int], None]) -> None:
         """`notify(range)` is called when a range of the mirror has news."""
         self._port = port
+        self._connected = True
         self._identity = _identity(port)
         self.mirror = Mirror(port)
         self.flights = Flights(self.mirror.ring, self.mirror.words())
@@ -47,6 +48,11 @@ class Relay:
             pass
         self._reader.read(with_header=True)  # comes after all writes
 
+    def disconnect(self) -> None:
+        """Let go of a connection that was lost; `resume` or `close` comes next."""
+        self._connected = False
+        self._port.close()
+
     def resume(self, port: RingPort) -> None:
         """Go on over a new connection to the same ring, the old one being gone for good.
 
@@ -56,12 +62,14 @@ class Relay:
         if _identity(port) != self._identity:
             raise Unavailable("the new connection leads to another ring, or other ranges of it")
         self._port = self._forwarder.port = self._reader.port = port
+        self._connected = True
         self._forwarder.send_again()
 
     def close(self) -> None:
         """Let go of ring and mirror. Requests in flight are left to the successor."""
         try:
-            self._port.close()
+            if self._connected:
+                self._port.close()
         finally:
             self.mirror.close()
 

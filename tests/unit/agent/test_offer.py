@@ -37,7 +37,7 @@ def offered(short_path: Path) -> Iterator[tuple[RingOffer, str]]:
 
 def test_an_offer_makes_a_port(offered: tuple[RingOffer, str]) -> None:
     link, offer, descriptors = attach(offered[1])
-    port = open_port(offer, descriptors)
+    port = open_port(offer, descriptors, link)
     assert (port.epoch, port.ranges) == (1, 1)
     assert not any(os.get_inheritable(fd) for fd in descriptors)
     port.close()
@@ -109,7 +109,10 @@ def test_garbage_ends_its_connection_and_nothing_else(
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"transport": "pigeon"}, "does not know the transport 'pigeon'; it has memory, cuda"),
+        (
+            {"transport": "pigeon"},
+            "does not know the transport 'pigeon'; it has memory, cuda, rdma",
+        ),
         ({"epoch": 2}, "the ring's epoch is 1, not 2 as the runner offers"),
         ({"address": {}}, "no usable ring"),
         ({"ranges": 2}, "the ring has 1 ranges, not 2 from number 0 on"),
@@ -120,8 +123,9 @@ def test_garbage_ends_its_connection_and_nothing_else(
 def test_an_offer_that_does_not_hold_is_refused(changes: dict[str, Any], complaint: str) -> None:
     with ScriptedHarness(ScriptedShape()) as harness:
         offer = {**OFFER, "address": {"bytes": harness.ring.field("total_bytes")}, **changes}
-        with pytest.raises(Unavailable, match=complaint):
-            open_port(offer, [harness.ring_fd, harness.doorbell])
+        mine, _ = socket.socketpair()
+        with mine, pytest.raises(Unavailable, match=complaint):
+            open_port(offer, [harness.ring_fd, harness.doorbell], LineSocket(mine))
 
 
 def test_lines_are_taken_apart_and_put_together() -> None:

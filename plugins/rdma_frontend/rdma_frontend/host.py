@@ -1,0 +1,177 @@
+"""The host's end of an agent's connection: memory regions over its ranges, and a queue pair."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from blink_persistent.agent.port import Part, Region, header_of, parts
+from blink_persistent.ring import HEADER
+from blink_server.errors import Unavailable
+from rdma_frontend.completions import CompletionQueue
+from rdma_frontend.device import Buffer, Connection, Device
+from rdma_frontend.stitched import Stitched
+from rdma_frontend.verbs import verbs
+
+READ_ONLY = (Region.HEADER, Region.STATUS, Region.TIMINGS, Region.OUTPUTS)
+WRITTEN = (Region.WORDS, Region.RECORDS, Region.PROMPTS, Region.AUX)
+_RINGS = 256  # of the bell, that may be under way
+
+Place = tuple[int, int, int]
+"""(address, length, remote key) of a region's part."""
+
+
+class RingMemory(Protocol):
+    """A ring's memory as a device can register it."""
+
+    bell: bool
+    """Whether the scheduler must be told of what was written."""
+
+    def register(self, device: Device, held: contextlib.ExitStack) -> dict[Region, Place]:
+        """Let the peer reach the agent's parts; `held` takes what revokes it, last first."""
+        ...
+
+
+class HostMemory:
+    """Ranges of a ring in a file of this machine's memory: one read-only region, one written."""
+
+    bell = True
+
+    def __init__(self, file: int, *, first_range: int, ranges: int) -> None:
+        """Raises Unavailable where the file holds no such ring."""
+        with mmap.mmap(file, HEADER.itemsize, prot=mmap.PROT_READ) as first:
+            header = header_of(np.frombuffer(bytes(first), np.uint8))
+        self._file = file
+        self._parts = parts(header, first_range, ranges)
+
+    def register(self, device: Device, held: contextlib.ExitStack) -> dict[Region, Place]:
+        """Pages of the two regions are mapped side by side."""
+        e = verbs().e
+        read = e.IBV_ACCESS_REMOTE_READ
+        write = read | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_LOCAL_WRITE
+        places: dict[Region, Place] = {}
+        for regions, access in ((READ_ONLY, read), (WRITTEN, write)):
+            pieces = [self._parts[region] for region in regions]
+            mapped = Stitched(self._file, pieces, writable=regions is WRITTEN)
+            held.callback(mapped.close)
+            region_of = device.register(mapped.address, mapped.length, access)
+            held.callback(region_of.close)
+            for region, piece, address in zip(regions, pieces, mapped.addresses, strict=True):
+                places[region] = (address, piece.length, region_of.rkey)
+        return places
+
+
+class DmaBufMemory:
+    """Ranges of a ring in a GPU's memory, by the dma-buf that CUDA exports of it.
+
+    A region for each part, since a GPU's pages cannot be mapped side by side. The scheduler there
+    looks by itself.
+    """
+
+    bell = False
+
+    def __init__(self, file: int, region_parts: Mapping[Region, Part]) -> None:
+        """`region_parts`: bytes from the dma-buf's start."""
+        self._file = file
+        self._parts = region_parts
+
+    def register(self, device: Device, held: contextlib.ExitStack) -> dict[Region, Place]:
+        """Raises Unavailable where kernel or device cannot register dma-bufs."""
+        v = verbs()
+        read = v.e.IBV_ACCESS_REMOTE_READ
+        write = read | v.e.IBV_ACCESS_REMOTE_WRITE | v.e.IBV_ACCESS_LOCAL_WRITE
+        places: dict[Region, Place] = {}
+        for region, part in self._parts.items():
+            access = write if region in WRITTEN else read
+            try:
+                registered = v.DmaBufMR(
+                    device.protection, part.length, access, self._file, part.start
+                )
+            except v.PyverbsError as error:
+                raise Unavailable(
+                    f"RDMA device {device.name!r} cannot reach the GPU's memory by dma-buf: {error}"
+                ) from error
+            held.callback(registered.close)
+            # pyverbs gives a dma-buf's bytes the addresses of their offsets in it.
+            places[region] = (part.start, part.length, registered.rkey)
+        return places
+
+
+class HostEnd:
+    """What one agent may reach, by one connection after another.
+
+    `fd` is readable when the agent has rung the bell: then call `heard`.
+    """
+
+    def __init__(self, device: Device, memory: RingMemory) -> None:
+        """`device` stays open longer. Raises Unavailable."""
+        self._device = device
+        self._memory = memory
+        self._held = contextlib.ExitStack()
+        self._completions = CompletionQueue(device, 2 * _RINGS)
+        self._unused = Buffer(device, mmap.PAGESIZE)  # a ring carries no bytes to a receive
+        self.fd = self._completions.fd
+        self._connection: Connection | None = None
+
+    def renew(self) -> dict[str, Any]:
+        """The address for a new connection; nothing lands any more over the one before.
+
+        Raises Unavailable.
+        """
+        self.revoke()
+        self._completions.poll()  # rings of the connection before
+        with contextlib.ExitStack() as held:
+            places = self._memory.register(self._device, held)
+            self._connection = Connection(
+                self._device,
+                self._completions.queue,
+                sends=1,
+                receives=_RINGS,
+                access=verbs().e.IBV_ACCESS_REMOTE_READ | verbs().e.IBV_ACCESS_REMOTE_WRITE,
+            )
+            # Called first: while the pair lives, nothing is taken from under it.
+            held.callback(self._connection.destroy)
+            self._await_rings(_RINGS)
+            self._held = held.pop_all()
+        return {
+            "regions": {region.name: list(place) for region, place in places.items()},
+            "bell": self._memory.bell,
+        }
+
+    def connect(self, peer: Mapping[str, Any]) -> dict[str, Any]:
+        """The agent's queue pair may begin; the name of this one.
+
+        Raises Unavailable, ValueError.
+        """
+        if self._connection is None:
+            raise ValueError("there is no address to connect by")
+        self._connection.connect(peer)
+        return self._connection.name()
+
+    def heard(self) -> bool:
+        """Take what has arrived; whether the bell was rung."""
+        rings = len([arrived for arrived in self._completions.take() if arrived.status == 0])
+        if rings and self._connection is not None:
+            self._await_rings(rings)
+        return rings > 0
+
+    def revoke(self) -> None:
+        """Destroy the queue pair, then deregister the memory; nothing of the agent's lands now."""
+        self._connection = None
+        self._held.close()
+
+    def close(self) -> None:
+        """Revoke, and let go."""
+        self.revoke()
+        self._completions.close()
+
+    def _await_rings(self, count: int) -> None:
+        v = verbs()
+        assert self._connection is not None
+        for _ in range(count):
+            nothing = v.SGE(self._unused.address, 8, self._unused.key)
+            self._connection.pair.post_recv(v.RecvWR(num_sge=1, sg=[nothing]))
