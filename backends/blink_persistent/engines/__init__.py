@@ -8,6 +8,7 @@ that run on the host execute a launched graph in `Provisioned.step`, on the runn
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,8 +144,8 @@ class Provisioned(Protocol):
 class DeviceProvisioned(Protocol):
     """A version on a GPU with everything built: what a scheduler needs of it.
 
-    `graphs` are executable, uploaded for device launch, one a key of the shape's grid. All calls
-    come from the thread that provisioned it.
+    `graphs` are executable, uploaded for device launch, one a key of the shape's grid; 0 for one
+    that the lookup tables do not name yet. All calls come from the thread that provisioned it.
     """
 
     shape: EngineShape
@@ -153,6 +154,14 @@ class DeviceProvisioned(Protocol):
 
     @property
     def graphs(self) -> Sequence[Any]: ...
+
+    def complete(self, publish: Callable[[int, Any], None]) -> Future[None]:
+        """Build what is missing of `graphs`, beside a running scheduler; returns at once.
+
+        `publish(graph, executable)` (`DeviceScheduler.publish`) is called from another thread,
+        before the lookup tables name the graph. Who copies the tables waits for the end first.
+        """
+        ...
 
     def close(self) -> None:
         """Give all memory back; no scheduler may be running on it."""

@@ -108,6 +108,15 @@ class DeviceScheduler:
         """From here on newly claimed submits end with reason CLOSED. Waits for nothing."""
         self._control.close = 1
 
+    def publish(self, graph: int, executable: Any) -> None:
+        """Have this graph be that executable from now on, also while the scheduler runs.
+
+        Returns once the scheduler finds it, so that lookup tables may name the graph then. May be
+        called from another thread of the GPU's. Raises CudaError.
+        """
+        word = np.array([int(executable)], np.uint64)
+        self._gpu.put(self._parameters.graphs + word.itemsize * graph, word)
+
     def is_idle(self) -> bool:
         """Does no kernel of the scheduler run? Raises CudaError where one has died."""
         driver = self._gpu.driver

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,8 +35,13 @@ class EngineLimits:
         return -(-self.context_length // self.block_size)
 
 
-def allocate_engine(gpu: Gpu, grid: GraphGrid, limits: EngineLimits) -> EngineTables:
-    """Allocates and fills what the scheduler and an engine's graphs share; `gpu` owns it."""
+def allocate_engine(
+    gpu: Gpu, grid: GraphGrid, limits: EngineLimits, available: Collection[int] | None = None
+) -> EngineTables:
+    """Allocates and fills what the scheduler and an engine's graphs share; `gpu` owns it.
+
+    The lookup tables name the `available` graphs, all if not given.
+    """
     keys = np.array([(k.phase, k.sequences, k.tokens) for k in grid.keys], np.uint32)
     eos = np.array(limits.eos_token_ids, np.int32)
     decode = _allocate_phase(gpu, grid.max_rows, grid.max_rows, limits.max_blocks)
@@ -43,8 +49,8 @@ def allocate_engine(gpu: Gpu, grid: GraphGrid, limits: EngineLimits) -> EngineTa
     return EngineTables(
         buffers=(decode, prefill),
         graphs=gpu.place(keys),
-        decode_lookup=gpu.place(decode_lookup(grid)),
-        prefill_lookup=gpu.place(prefill_lookup(grid, limits.token_granularity)),
+        decode_lookup=gpu.place(decode_lookup(grid, available)),
+        prefill_lookup=gpu.place(prefill_lookup(grid, limits.token_granularity, available)),
         eos_token_ids=gpu.place(eos) if len(eos) else 0,
         graph_count=len(keys),
         eos_count=len(eos),
@@ -60,6 +66,17 @@ def allocate_engine(gpu: Gpu, grid: GraphGrid, limits: EngineLimits) -> EngineTa
         rows_movable=limits.rows_movable,
         deterministic=limits.deterministic,
     )
+
+
+def make_available(
+    gpu: Gpu, grid: GraphGrid, tables: EngineTables, available: Collection[int]
+) -> None:
+    """Have the lookup tables name these graphs, also while a scheduler reads them.
+
+    The scheduler must know the executables already. Raises CudaError, ValueError.
+    """
+    gpu.put(tables.decode_lookup, decode_lookup(grid, available))
+    gpu.put(tables.prefill_lookup, prefill_lookup(grid, tables.token_granularity, available))
 
 
 def input_bytes(sequences: int, tokens: int, max_blocks: int) -> dict[str, int]:

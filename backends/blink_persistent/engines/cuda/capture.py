@@ -2,76 +2,146 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from blink_persistent.gpu.driver import CudaError, Gpu
 from blink_persistent.graph_grid import DECODE, GraphGrid, GraphKey
 
+NOT_CAPTURED = 0
+"""Stands for the executable of a graph that no table names yet."""
 
-@dataclass(frozen=True, slots=True)
-class CapturedGraphs:
-    """`executables` in the order of the grid's keys, owned by the `Gpu`.
+BATCH = 16
+"""Graphs that `capture_missing` captures before it makes them available."""
 
-    `sources` are PyTorch's graphs, which own the memory pool; they can also be replayed from the
-    host. `nbytes` is the device memory that all executables took.
+Progress = Callable[[float], None]
+
+
+class Recorder(Protocol):
+    """Where steps run before they are captured, and are captured then."""
+
+    def run(self, step: Callable[[], None]) -> None:
+        """Run a step; its end is not waited for."""
+        ...
+
+    def finish(self) -> None:
+        """Wait for the steps that run."""
+        ...
+
+    def record(self, step: Callable[[], None]) -> tuple[Any, int]:
+        """Capture a step: what owns the graph, and the graph."""
+        ...
+
+
+class TorchRecorder:
+    """A stream and a memory pool of PyTorch's that all graphs share. One thread's alone."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def run(self, step: Callable[[], None]) -> None:
+        with torch.no_grad(), torch.cuda.stream(self._stream):
+            step()
+
+    def finish(self) -> None:
+        self._stream.synchronize()
+
+    def record(self, step: Callable[[], None]) -> tuple[Any, int]:
+        # Not `torch.cuda.graph`, which collects garbage and empties caches once a graph.
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.no_grad(), torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                step()
+            finally:
+                graph.capture_end()
+        return graph, graph.raw_cuda_graph()
+
+
+class GraphCapture:
+    """The captured graphs of a grid, by number.
+
+    `executables` are owned by the `Gpu`, NOT_CAPTURED where there is none yet. `sources` are
+    PyTorch's graphs, which own the memory pool; they can also be replayed from the host. `nbytes`
+    is the device memory that the executables took.
     """
 
-    executables: list[Any]
-    sources: list[Any]
-    nbytes: int
+    def __init__(
+        self, gpu: Gpu, grid: GraphGrid, step: Callable[[GraphKey], None], recorder: Recorder
+    ) -> None:
+        self._gpu, self._grid, self._step, self._recorder = gpu, grid, step, recorder
+        self.executables: list[Any] = [NOT_CAPTURED] * len(grid.keys)
+        self.sources: list[Any] = [None] * len(grid.keys)
+        self.nbytes = 0
 
+    def warm_up(self, step: Callable[[GraphKey], None], progress: Progress) -> None:
+        """Run every key by `step`, which launches each kernel of the real one at least once.
 
-def capture_graphs(
-    gpu: Gpu,
-    grid: GraphGrid,
-    step: Callable[[GraphKey], None],
-    *,
-    progress: Callable[[float], None],
-) -> CapturedGraphs:
-    """Run `step` for every key twice on a stream of its own: to warm up, then to be captured.
-
-    The warm-up loads each kernel's module, compiles what is not compiled yet and lets libraries
-    allocate; after it, a step must neither allocate nor wait. Raises CudaError naming the key.
-    """
-    stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
-    sources: dict[GraphKey, Any] = {}
-    executables: dict[GraphKey, Any] = {}
-    # Largest first: later ones find all memory that they need in the pool.
-    order = sorted(grid.keys, key=lambda key: (key.tokens, key.sequences), reverse=True)
-    with torch.no_grad(), torch.cuda.stream(stream):
-        for done, key in enumerate(order):
+        That compiles what is not compiled yet, loads it, and lets libraries allocate; after it, a
+        step must neither allocate nor wait. Raises CudaError naming the key.
+        """
+        for done, key in enumerate(_largest_first(self._grid.keys), 1):
             with _naming(key):
-                step(key)
-            progress(0.5 * done / len(order))
-        torch.cuda.synchronize()
-        free = gpu.free_bytes()
-        for done, key in enumerate(order):
+                self._recorder.run(lambda key=key: step(key))  # type: ignore[misc]
+            progress(done / len(self._grid.keys))
+        self._recorder.finish()
+
+    def capture(self, graphs: Sequence[int], progress: Progress) -> None:
+        """Capture, instantiate and upload these graphs; does not wait for a resident scheduler.
+
+        Raises CudaError naming the key.
+        """
+        free = self._gpu.free_bytes()
+        # Largest first: later ones find all memory that they need in the pool.
+        keys = _largest_first([self._grid.keys[graph] for graph in graphs])
+        numbers = {self._grid.keys[graph]: graph for graph in graphs}
+        for done, key in enumerate(keys, 1):
             with _naming(key):
-                sources[key] = _capture(step, key, pool)
-                graph = gpu.driver.CUgraph(sources[key].raw_cuda_graph())
-                executables[key] = gpu.instantiate(graph)
-            progress(0.5 + 0.5 * (done + 1) / len(order))
-    return CapturedGraphs(
-        executables=[executables[key] for key in grid.keys],
-        sources=[sources[key] for key in grid.keys],
-        nbytes=free - gpu.free_bytes(),
-    )
+                self._capture(numbers[key], key)
+            progress(done / len(keys))
+        self.nbytes += free - self._gpu.free_bytes()
+
+    def capture_missing(
+        self,
+        publish: Callable[[int, Any], None],
+        make_available: Callable[[list[int]], None],
+        stopped: Callable[[], bool],
+    ) -> None:
+        """Capture what is missing while a scheduler runs, until `stopped` says so.
+
+        The scheduler is told of a batch's executables by `publish(graph, executable)`, then the
+        tables name all that are `captured`. Raises CudaError naming the key.
+        """
+        missing = self.missing()
+        for at in range(0, len(missing), BATCH):
+            if stopped():
+                return
+            batch = missing[at : at + BATCH]
+            self.capture(batch, lambda part: None)
+            for graph in batch:
+                publish(graph, self.executables[graph])
+            make_available(self.captured())
+
+    def captured(self) -> list[int]:
+        """Numbers of the graphs that can be launched, in ascending order."""
+        return [i for i, source in enumerate(self.sources) if source is not None]
+
+    def missing(self) -> list[int]:
+        """Numbers of those that cannot yet, in ascending order."""
+        return [i for i, source in enumerate(self.sources) if source is None]
+
+    def _capture(self, graph: int, key: GraphKey) -> None:
+        source, raw = self._recorder.record(lambda: self._step(key))
+        self.executables[graph] = self._gpu.instantiate(self._gpu.driver.CUgraph(raw))
+        self.sources[graph] = source
 
 
-def _capture(step: Callable[[GraphKey], None], key: GraphKey, pool: Any) -> Any:
-    # Not `torch.cuda.graph`, which collects garbage and empties caches once a graph.
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-    try:
-        step(key)
-    finally:
-        graph.capture_end()
-    return graph
+def _largest_first(keys: Sequence[GraphKey]) -> list[GraphKey]:
+    return sorted(keys, key=lambda key: (key.tokens, key.sequences), reverse=True)
 
 
 @contextmanager

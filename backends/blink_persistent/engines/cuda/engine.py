@@ -104,7 +104,7 @@ class CudaEngine:
             from blink_persistent.engines.cuda.provisioned import CudaProvisioned
         except ImportError as error:
             raise Unavailable(f"install the 'cuda' extra: {error}") from error
-        return CudaProvisioned(version, grid, options, limits.sampler, progress=progress)
+        return CudaProvisioned(version, grid, options, limits, progress=progress)
 
 
 def kv_entry_bytes(architecture: Architecture) -> int:
@@ -128,3 +128,21 @@ def fixed_bytes(options: CudaOptions, grid: GraphGrid) -> int:
     logits = rows * shape.vocabulary_size * 4 + scratch_bytes(rows, shape.vocabulary_size)
     graphs = len(grid.keys) * _GRAPH_BYTES
     return weight_bytes(shape) + tokens * per_token + logits + graphs + _RUNTIME_BYTES
+
+
+def choose_block_count(options: CudaOptions, grid: GraphGrid, context: int, budget: int) -> int:
+    """The blocks asked for, or all that `budget` bytes leave room for, the null block included.
+
+    Raises Unavailable where they do not fit, or where what is left does not hold one request of
+    `context` tokens.
+    """
+    block_bytes = options.block_size * kv_entry_bytes(options.architecture)
+    fixed = fixed_bytes(options, grid)
+    fits = (budget - fixed) // block_bytes
+    least = options.block_count or 1 + -(-context // options.block_size)
+    if least > fits:
+        raise Unavailable(
+            f"memory: {fixed + least * block_bytes} bytes are needed, the version's share of the "
+            f"device's memory is {budget}"
+        )
+    return options.block_count or fits

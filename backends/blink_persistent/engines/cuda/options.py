@@ -2,8 +2,9 @@
 
 file: the weights that `build` wrote, by default model.safetensors. weights: "file" or "random";
 random ones need model, a name of `ARCHITECTURES`, and no file. block_size: KV entries of a block.
-block_count: blocks of KV memory, the null block included; by default what memory is left. device,
-scheduler: see `place.py`.
+block_count: blocks of KV memory, the null block included; by default what memory is left. capture:
+"all" graphs before the version is ready, or a coarse part of the grid, and the rest in the
+"background" of the requests. device, scheduler: see `place.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from blink_server.importers.checkpoint import Architecture
 DEFAULT_BLOCK_SIZE = 64
 _BLOCK_SIZES = (16, 32, 64, 128, 256)
 _SOURCES = ("file", "random")
-_NAMES = ("name", *PLACE_OPTIONS, "file", "weights", "model", "block_size", "block_count")
+_CAPTURES = ("all", "background")
+_NAMES = (
+    *("name", *PLACE_OPTIONS),
+    *("file", "weights", "model", "block_size", "block_count", "capture"),
+)
 _LARGEST_HEAD = 256
 _LARGEST_VOCABULARY = 1 << 19  # the device sampler's limit
 
@@ -35,6 +40,7 @@ class CudaOptions:
     file: str | None  # None: random weights
     block_size: int
     block_count: int | None
+    in_background: bool = False  # most graphs are captured
 
 
 def read_options(version: ModelVersion) -> CudaOptions:
@@ -55,6 +61,7 @@ def read_options(version: ModelVersion) -> CudaOptions:
         file=None if _is_random(given) else given.get("file", WEIGHT_FILE),
         block_size=given.get("block_size", DEFAULT_BLOCK_SIZE),
         block_count=given.get("block_count"),
+        in_background=given.get("capture") == "background",
     )
 
 
@@ -88,6 +95,8 @@ def _problems(version: ModelVersion, given: dict[str, Any]) -> Iterator[Problem]
         yield problem("model", 'must be left out: only "weights": "random" have a shape by name')
     if given.get("block_size", DEFAULT_BLOCK_SIZE) not in _BLOCK_SIZES:
         yield problem("block_size", f"must be one of {', '.join(map(str, _BLOCK_SIZES))}")
+    if given.get("capture", "all") not in _CAPTURES:
+        yield problem("capture", f"must be one of {', '.join(_CAPTURES)}")
     count = given.get("block_count", 2)
     if type(count) is not int or count < 2:
         yield problem("block_count", "must be a whole number, 2 or more")

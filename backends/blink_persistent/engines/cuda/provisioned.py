@@ -5,14 +5,27 @@ The GPU is the first that CUDA_VISIBLE_DEVICES leaves.
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from blink_persistent.engines import TOKEN_GRANULARITY, DeviceSampling, Sampler
-from blink_persistent.engines.cuda.capture import capture_graphs
-from blink_persistent.engines.cuda.engine import fixed_bytes, kv_entry_bytes
+from blink_persistent.engines import (
+    TOKEN_GRANULARITY,
+    DeviceSampling,
+    EngineShape,
+    ProvisionLimits,
+)
+from blink_persistent.engines.cuda.capture import GraphCapture, TorchRecorder
+from blink_persistent.engines.cuda.engine import choose_block_count
+from blink_persistent.engines.cuda.first_use import loading_in_slices
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.options import CudaOptions
@@ -25,21 +38,23 @@ from blink_persistent.engines.cuda.step_tensors import (
 )
 from blink_persistent.engines.cuda.weights import Weights, random_weights, read_weights
 from blink_persistent.gpu.driver import Gpu
-from blink_persistent.gpu.engine_buffers import EngineLimits, allocate_engine
-from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, GraphKey
+from blink_persistent.gpu.engine_buffers import EngineLimits, allocate_engine, make_available
+from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, GraphKey, coarse_part
 from blink_server.backend import ModelVersion
-from blink_server.errors import Unavailable
 
 SCHEDULERS_PROCESSORS = 1  # multiprocessors that the resident scheduler keeps to itself
 HOPPER = 9  # compute capability from which kernels can be chained
 
+WARM_UP_LAYERS = 2  # all that follow launch the same kernels
+
 Progress = Callable[[str, float], None]
+log = logging.getLogger(__name__)
 
 
 class CudaProvisioned:
-    """`DeviceScheduler(engine.gpu, ring, engine.tables, engine.graphs)` serves it.
+    """Fulfils `DeviceProvisioned`; beyond it, `step` enqueues what is captured.
 
-    `block_count` includes the null block. One thread; `close` only once no scheduler runs.
+    Graphs are captured on a thread of its own, since libraries keep what they need by thread.
     """
 
     def __init__(
@@ -47,43 +62,106 @@ class CudaProvisioned:
         version: ModelVersion,
         grid: GraphGrid,
         options: CudaOptions,
-        sampler: Sampler,
+        limits: ProvisionLimits,
         *,
         progress: Progress,
     ) -> None:
         self.grid = grid
-        self.gpu = Gpu()
+        self.gpu = Gpu(exclusive=limits.exclusive)
         self.device = torch.device("cuda", 0)
+        self._closing = threading.Event()
+        self._capturing = ThreadPoolExecutor(1, "capture", initializer=self.gpu.make_current)
         try:
-            self._build(version, options, sampler, progress)
+            with loading_in_slices(limits.exclusive):
+                self._build(version, options, limits, progress)
+            first = coarse_part(grid) if options.in_background else range(len(grid.keys))
+            self._capturing.submit(self._capture_first, first, progress).result()
+            self.reset()
         except BaseException:
             self.close()
             raise
 
     @property
     def graphs(self) -> list[Any]:
-        """Executable graphs in the order of the grid's keys."""
+        """Executable graphs in the order of the grid's keys; 0 for one that is yet to come."""
         return self.captured.executables
 
+    @property
+    def graph_bytes(self) -> int:
+        """Device memory of the executable graphs."""
+        return self.captured.nbytes
+
+    def complete(self, publish: Callable[[int, Any], None]) -> Future[None]:
+        """Capture the graphs that are still missing, beside a running scheduler; returns at once.
+
+        `publish` is called from another thread with each graph's number and executable; the
+        lookup tables name it afterwards. Without "background" there are none.
+        """
+        return self._capturing.submit(self._capture_rest, publish)
+
     def close(self) -> None:
-        """Give all device memory back."""
+        """Give all device memory back; no scheduler may be running on it."""
+        self._closing.set()
+        self._capturing.shutdown(cancel_futures=True)
         self.gpu.close()
         for name in ("captured", "decoder", "inputs", "sampler"):
             self.__dict__.pop(name, None)
-        torch.cuda.empty_cache()
+        if _unmaps():
+            torch.cuda.empty_cache()
+        else:
+            with self.gpu.exclusive():
+                torch.cuda.empty_cache()
 
     def step(self, key: GraphKey) -> None:
         """Enqueue one step on the current stream, as it is captured."""
+        self._enqueue(self.decoder, key)
+
+    def _enqueue(self, decoder: Decoder, key: GraphKey) -> None:
         inputs = self.inputs[key.phase]
         if key.phase == DECODE:
-            self.decoder.decode(inputs, key.sequences)
+            decoder.decode(inputs, key.sequences)
         else:
-            self.decoder.prefill(inputs, key.sequences, key.tokens)
+            decoder.prefill(inputs, key.sequences, key.tokens)
         stream = torch.cuda.current_stream().cuda_stream
         self.sampler.record(key.phase, key.sequences, stream)
 
+    def _capture_first(self, graphs: list[int] | range, progress: Progress) -> None:
+        began = time.monotonic()
+        self.captured = GraphCapture(self.gpu, self.grid, self.step, TorchRecorder())
+        layers = self.decoder.weights.layers[:WARM_UP_LAYERS]
+        short = replace(self.decoder, weights=replace(self.decoder.weights, layers=layers))
+        with loading_in_slices(self.gpu.exclusive):
+            self.captured.warm_up(
+                lambda key: self._enqueue(short, key), lambda part: progress("kernels", part)
+            )
+        warm = time.monotonic()
+        self.captured.capture(graphs, lambda part: progress("graphs", part))
+        log.info(
+            "%d graphs: kernels loaded in %.1f s, captured in %.1f s, %.1f MB of device memory",
+            len(graphs),
+            warm - began,
+            time.monotonic() - warm,
+            self.graph_bytes / 1e6,
+        )
+
+    def _capture_rest(self, publish: Callable[[int, Any], None]) -> None:
+        began, missing = time.monotonic(), len(self.captured.missing())
+        name_in_tables = partial(make_available, self.gpu, self.grid, self.tables)
+        try:
+            self.captured.capture_missing(publish, name_in_tables, self._closing.is_set)
+        except BaseException:
+            log.exception("%d graphs are missing for good", len(self.captured.missing()))
+            raise
+        if missing and not self._closing.is_set():
+            seconds = time.monotonic() - began
+            log.info("%d more graphs captured in %.1f s, in service", missing, seconds)
+
     def _build(
-        self, version: ModelVersion, options: CudaOptions, sampler: Sampler, progress: Progress
+        self,
+        version: ModelVersion,
+        options: CudaOptions,
+        limits: ProvisionLimits,
+        progress: Progress,
     ) -> None:
         device = self.device
         context = version.config["limits"]["context_length"]
@@ -99,26 +177,32 @@ class CudaProvisioned:
             eos_token_ids=tuple(version.config["eos_token_ids"]),
             token_granularity=TOKEN_GRANULARITY,
         )
-        self.tables = allocate_engine(self.gpu, self.grid, self.limits)
+        self.shape = EngineShape(
+            grid=self.grid,
+            context_length=context,
+            vocabulary_size=architecture.vocabulary_size,
+            eos_token_ids=self.limits.eos_token_ids,
+            block_size=options.block_size,
+            block_count=self.block_count,
+            rows_movable=True,
+        )
+        available = coarse_part(self.grid) if options.in_background else None
+        self.tables = allocate_engine(self.gpu, self.grid, self.limits, available)
         weights = _load(version, options, device, lambda part: progress("weights", part))
         self.decoder = self._decoder(weights, options)
         self.inputs: dict[int, StepInputs] = {
             phase: device_inputs(self.tables, phase, device=device) for phase in (DECODE, PREFILL)
         }
         logits = self.decoder.work.logits.data_ptr()
-        self.sampler: DeviceSampling = sampler.device(self.gpu, self.tables, logits)
-        torch.cuda.synchronize(device)
-        self.captured = capture_graphs(
-            self.gpu, self.grid, self.step, progress=lambda part: progress("graphs", part)
-        )
-        self.reset()
+        self.sampler: DeviceSampling = limits.sampler.device(self.gpu, self.tables, logits)
+        torch.cuda.current_stream().synchronize()  # not the device: others may reside on it
 
     def reset(self) -> None:
         """As before the first step: no step completed, KV memory all zero."""
         for buffers in self.tables.buffers:
             device_words(buffers.completion, 1, device=self.device).zero_()
         self.decoder.cache.pages.zero_()
-        torch.cuda.synchronize(self.device)
+        torch.cuda.current_stream().synchronize()
 
     def _decoder(self, weights: Weights, options: CudaOptions) -> Decoder:
         architecture, grid, device = options.architecture, self.grid, self.device
@@ -155,19 +239,7 @@ def _load(
     return read_weights(path, options.architecture, device=device, progress=progress)
 
 
-def choose_block_count(options: CudaOptions, grid: GraphGrid, context: int, budget: int) -> int:
-    """The blocks asked for, or all that `budget` bytes leave room for, the null block included.
-
-    Raises Unavailable where they do not fit, or where what is left does not hold one request of
-    `context` tokens.
-    """
-    block_bytes = options.block_size * kv_entry_bytes(options.architecture)
-    fixed = fixed_bytes(options, grid)
-    fits = (budget - fixed) // block_bytes
-    least = options.block_count or 1 + -(-context // options.block_size)
-    if least > fits:
-        raise Unavailable(
-            f"memory: {fixed + least * block_bytes} bytes are needed, the version's share of the "
-            f"device's memory is {budget}"
-        )
-    return options.block_count or fits
+def _unmaps() -> bool:
+    """Does PyTorch give memory back without waiting for resident kernels?"""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    return any("expandable_segments:True" in os.environ.get(name, "") for name in names)

@@ -5,15 +5,10 @@ from __future__ import annotations
 import pytest
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.engine import fixed_bytes, kv_entry_bytes
+from blink_persistent.engines.cuda.engine import choose_block_count, fixed_bytes, kv_entry_bytes
 from blink_persistent.engines.cuda.options import CudaOptions
 from blink_persistent.graph_grid import default_grid
 from blink_server.errors import Unavailable
-
-pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("triton", reason="triton is not installed")
-
-from blink_persistent.engines.cuda.provisioned import choose_block_count
 
 SHAPE = ARCHITECTURES["llama-3-8b"]
 GRID = default_grid(64, 2048, max_sequences=8)

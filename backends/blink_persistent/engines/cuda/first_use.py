@@ -1,0 +1,89 @@
+"""Loads of kernels that PyTorch and Triton make on their own, in slices of `exclusive`.
+
+A library loads a kernel when it is first launched, and a load waits for every resident scheduler.
+Inside `loading_in_slices`, what may load something has a slice to itself: a PyTorch operation that
+this thread has not run on the GPU with such arguments, and the load of a compiled Triton kernel.
+Compilation, and everything that has run before, happens beside the schedulers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+import triton
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Exclusive = Callable[[], AbstractContextManager[None]]
+
+_here = threading.local()
+_LAUNCH_NOTHING = frozenset(
+    {"as_strided", "detach", "empty", "empty_strided", "select", "slice", "split", "t", "view"}
+)
+
+
+@contextmanager
+def loading_in_slices(exclusive: Exclusive, *, device: str = "cuda") -> Iterator[None]:
+    """On this thread, until it is left; not nested. `device`: the type of the GPU's tensors."""
+    with ExitStack() as slice_, _Operations(exclusive, device):
+        thread = threading.get_ident()
+
+        def begin(*_: object) -> None:
+            if threading.get_ident() == thread:
+                slice_.enter_context(exclusive())
+
+        def end(*_: object) -> None:
+            if threading.get_ident() == thread:
+                slice_.pop_all().close()
+
+        hooks = triton.knobs.runtime
+        hooks.kernel_load_start_hook.add(begin)
+        hooks.kernel_load_end_hook.add(end)
+        try:
+            yield
+        finally:
+            hooks.kernel_load_start_hook.remove(begin)
+            hooks.kernel_load_end_hook.remove(end)
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[misc]
+    """Runs each operation on the GPU inside `exclusive` that this thread has not run before."""
+
+    def __init__(self, exclusive: Exclusive, device: str) -> None:
+        super().__init__()
+        self._exclusive, self._device = exclusive, device
+        # Of the thread, not of the version: libraries keep their handles by thread, and what is
+        # loaded stays so for every version.
+        if not hasattr(_here, "known"):
+            _here.known = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        leaves = tree_leaves((args, kwargs))
+        if func.overloadpacket.__name__ in _LAUNCH_NOTHING or not self._concern(leaves):
+            return func(*args, **kwargs)
+        use = (func, *map(_what_it_is, leaves))
+        if use in _here.known:
+            return func(*args, **kwargs)
+        with self._exclusive():
+            result = func(*args, **kwargs)
+        _here.known.add(use)
+        return result
+
+    def _concern(self, leaves: list[object]) -> bool:
+        """Is any of an operation's arguments on the GPU, or the GPU itself?"""
+        devices = (leaf.device if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+        return any(isinstance(at, torch.device) and at.type == self._device for at in devices)
+
+
+def _what_it_is(argument: object) -> object:
+    """All of an argument by which a library may choose its kernel."""
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.device, tuple(argument.shape), argument.stride()
+    return type(argument) if isinstance(argument, torch.Generator) else argument

@@ -1,0 +1,114 @@
+"""What may load a kernel has a slice to itself, and only the first time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+triton = pytest.importorskip("triton", reason="triton is not installed")
+
+from blink_persistent.engines.cuda.first_use import loading_in_slices
+
+
+class Slices:
+    """Counts the slices that were entered; they may not nest."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.inside = False
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        assert not self.inside
+        self.count, self.inside = self.count + 1, True
+        try:
+            yield
+        finally:
+            self.inside = False
+
+
+@pytest.fixture
+def slices() -> Slices:
+    return Slices()
+
+
+def matrix(rows: int, columns: int) -> Any:
+    return torch.empty((rows, columns), device="meta")
+
+
+def test_an_operation_has_a_slice_until_its_like_has_run(slices: Slices) -> None:
+    with loading_in_slices(slices, device="meta"):
+        torch.mm(matrix(3, 5), matrix(5, 70_001))
+        assert slices.count == 1
+        torch.mm(matrix(3, 5), matrix(5, 70_001))
+        assert slices.count == 1
+        torch.mm(matrix(4, 5), matrix(5, 70_001))
+        assert slices.count == 2
+        torch.mm(matrix(3, 5), matrix(70_001, 5).t())  # another layout, perhaps another kernel
+        assert slices.count == 3
+    with loading_in_slices(slices, device="meta"):
+        torch.mm(matrix(3, 5), matrix(5, 70_001))
+    assert slices.count == 3
+
+
+def test_what_is_made_on_the_gpu_counts_and_what_stays_on_the_host_does_not(slices: Slices) -> None:
+    with loading_in_slices(slices, device="meta"):
+        torch.ones(70_003) + torch.ones(70_003)
+        assert slices.count == 0
+        torch.zeros(70_003, device="meta")
+        assert slices.count == 1
+        torch.ones(70_003).to("meta")
+        assert slices.count == 2
+
+
+def test_another_threads_libraries_have_nothing_loaded_yet(slices: Slices) -> None:
+    def multiply() -> None:
+        with loading_in_slices(slices, device="meta"):
+            torch.mm(matrix(7, 5), matrix(5, 70_001))
+
+    multiply()
+    thread = threading.Thread(target=multiply)
+    thread.start()
+    thread.join()
+    assert slices.count == 2
+
+
+def test_an_operation_that_fails_leaves_its_slice(slices: Slices) -> None:
+    with loading_in_slices(slices, device="meta"):
+        with pytest.raises(RuntimeError):
+            torch.mm(matrix(2, 3), matrix(4, 70_001))
+        assert (slices.count, slices.inside) == (1, False)
+
+
+def test_a_compiled_kernel_is_loaded_in_a_slice(slices: Slices) -> None:
+    hooks = triton.knobs.runtime
+
+    def load(at: bool) -> None:
+        hooks.kernel_load_start_hook()
+        assert slices.inside == at
+        hooks.kernel_load_end_hook()
+        assert not slices.inside
+
+    with loading_in_slices(slices):
+        load(True)
+        other = threading.Thread(target=load, args=(False,))  # not its thread: no slice
+        other.start()
+        other.join()
+    load(False)
+    assert slices.count == 1
+
+
+def test_a_load_that_fails_leaves_its_slice(slices: Slices) -> None:
+    def load() -> None:
+        with loading_in_slices(slices):
+            triton.knobs.runtime.kernel_load_start_hook()
+            raise RuntimeError("no image")
+
+    with pytest.raises(RuntimeError, match="no image"):
+        load()
+    assert (slices.count, slices.inside) == (1, False)
