@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ class Rig:
     backend: FakeRunnerBackend
     changes: list[ModelStateChange]
     spares: list[WantedVersion] = field(default_factory=list)
-    _wanted: tuple[WantedVersion, ...] = ()
+    _wanted: WantedSet = field(default_factory=WantedSet)
 
     @classmethod
     async def start(cls, path: Path, limits: Limits = FAST, memory: int = 1 << 30) -> Rig:
@@ -107,20 +107,21 @@ class Rig:
     async def apply(self, *wanted: WantedVersion, invalid: tuple[InvalidVersion, ...] = ()) -> None:
         """The first wanted set of a server."""
         await self.manager.inherit()
-        self._wanted = wanted
-        await self.manager.apply(WantedSet(wanted, invalid))
+        self._wanted = WantedSet(wanted, invalid)
+        await self.manager.apply(self._wanted)
         if self.control._server is None:
             await self.control.start()
 
     async def want(self, *wanted: WantedVersion, **more: Any) -> None:
         """A later one."""
-        self._wanted = wanted
-        await self.manager.apply(WantedSet(wanted, **more))
+        self._wanted = WantedSet(wanted, **more)
+        await self.manager.apply(self._wanted)
 
     async def _reselect(self, broken: Collection[Generation]) -> None:
         """While anything is broken the spares are wanted too."""
         spares = self.spares if broken else []
-        await self.manager.apply(WantedSet([*self._wanted, *spares]))
+        valid = [*self._wanted.valid, *spares]
+        await self.manager.apply(replace(self._wanted, valid=valid))
 
     async def close(self) -> None:
         """End everything."""

@@ -80,5 +80,8 @@ async def test_a_model_that_two_repositories_have_is_served_by_neither(
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         assert await answer(client, "once", "Hello")
         refused = await client.post("/v1/completions", json={"model": "twice", "prompt": "Hello"})
-    assert refused.status_code == 404
+    assert refused.status_code == 503
+    why = refused.json()["error"]["message"]
+    assert str(repository / "twice") in why
+    assert str(short_path / "more" / "twice") in why
     assert await server.stop() == 0

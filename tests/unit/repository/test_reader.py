@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -165,17 +164,6 @@ def test_a_repository_that_cannot_be_read_is_named_and_forgets_nothing(rig: Rig)
     aside.rename(rig.repository)
     assert keys(rig.read()) == [VersionKey("tiny", 1)]
     assert rig.checked == ["tiny:1"]
-
-
-@pytest.fixture
-def unprivileged() -> Iterator[None]:
-    """Without root's right to read everything, where the tests run as root."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    yield
-    os.seteuid(0)
 
 
 def test_files_that_may_not_be_read_are_a_problem_of_their_version(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -145,13 +144,13 @@ def test_a_repository_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_repositories([tmp_path / "file"])
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every directory")
-def test_a_model_that_cannot_be_read_stops_that_model_alone(tmp_path: Path) -> None:
-    make(tmp_path, "a/1", "b/1")
-    (tmp_path / "a").chmod(0)
-    try:
-        models = read_repositories([tmp_path])
-    finally:
-        (tmp_path / "a").chmod(0o700)
+def test_a_model_that_cannot_be_read_stops_that_model_alone(
+    short_path: Path, request: pytest.FixtureRequest
+) -> None:
+    make(short_path, "a/1", "b/1")
+    (short_path / "a").chmod(0)
+    short_path.chmod(0o755)
+    request.getfixturevalue("unprivileged")
+    models = read_repositories([short_path])
     assert "Permission denied" in only_problem(models["a"])[2]
     assert models["b"].wanted == (1,)
