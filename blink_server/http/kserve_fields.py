@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from blink_server.errors import InvalidRequest
+from blink_server.http.fields import Schema
+from blink_server.http.openai_fields import completion_table
 from blink_server.http.openai_requests import CompletionRequest, parse_completion
 
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
@@ -79,6 +81,22 @@ def text_question(
         elif name not in _WITHOUT_EFFECT:
             raise InvalidRequest(f"{name} is not known here", param=name)
     return TextQuestion(parse_completion(body, max_n=max_n), stream)
+
+
+def field_schemas(max_n: int) -> dict[str, Schema]:
+    """What each field beside the prompt may be. `max_n`: most choices of one prompt."""
+    checks = completion_table(max_n).fields
+    names = {**{name: name for name in sorted(_SAME)}, **_OTHER_NAMES}
+    nothing: Schema = {"enum": [None, "", []]}
+    flag: Schema = {"type": "boolean"}
+    return {
+        **{name: {"anyOf": [checks[field].schema, nothing]} for name, field in names.items()},
+        "sampling_parameters": {"anyOf": [{"type": "string"}, {"type": "object"}]},
+        "exclude_input_in_output": flag,
+        "stream": flag,
+        "bad_words": {"enum": [None, "", [], {}, False, 0]},
+        **{name: {} for name in sorted(_WITHOUT_EFFECT)},
+    }
 
 
 def _flag(fields: dict[str, Any], name: str) -> bool:

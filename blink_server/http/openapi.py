@@ -7,45 +7,16 @@ schemas/http_responses.schema.json.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from blink_server.http.fields import Schema
+from blink_server.http.fields import Schema, Table, nullable
+from blink_server.http.kserve_openapi import kserve_operations
 from blink_server.http.messages_request import MESSAGES
 from blink_server.http.openai_fields import chat_table, completion_table
+from blink_server.http.operation import REFUSALS, Operation
 from blink_server.http.responses_request import RESPONSES
 from blink_server.http.tokenize_routes import DETOKENIZE, TOKENIZE_CHAT, TOKENIZE_TEXT
 from blink_server.schemas import schema_directory
-
-_REFUSALS = {
-    "400": "The request is wrong; `param` names the field.",
-    "401": "The API key is missing or wrong.",
-    "404": "There is no such model in service.",
-    "408": "The body did not arrive in time.",
-    "413": "The body is too large.",
-    "429": "The key has too many requests in progress.",
-    "500": "The engine failed.",
-    "503": "No slot is free, the model cannot serve now, or its runner was lost; see Retry-After.",
-    "504": "The answer was not finished in time.",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One route: what it takes and gives. `body` None: it takes none; `gives`: a schema's name."""
-
-    method: str
-    path: str
-    summary: str
-    gives: str
-    body: Schema | None = None
-    streams: bool = False
-    parameters: tuple[Mapping[str, Any], ...] = ()
-    refusals: tuple[str, ...] = tuple(_REFUSALS)
-    refusal: str = "Error"
-    open: bool = False
-
 
 _EVENT = {
     "description": "Each event; its data is JSON, or [DONE] where OpenAI's API ends with that.",
@@ -70,14 +41,14 @@ _MODEL = {
 
 def operations(max_n: int) -> list[Operation]:
     """Every route."""
-    tokenize = {"anyOf": [TOKENIZE_TEXT.schema, TOKENIZE_CHAT.schema]}
+    tokenize = {"anyOf": [_body(TOKENIZE_TEXT), _body(TOKENIZE_CHAT)]}
     return [
         Operation(
             "post",
             "/v1/completions",
             "Go on with a text.",
             "Completion",
-            completion_table(max_n).schema,
+            _body(completion_table(max_n)),
             streams=True,
         ),
         Operation(
@@ -85,7 +56,7 @@ def operations(max_n: int) -> list[Operation]:
             "/v1/chat/completions",
             "Answer in a conversation.",
             "ChatCompletion",
-            chat_table(max_n).schema,
+            _body(chat_table(max_n)),
             streams=True,
         ),
         Operation(
@@ -93,7 +64,7 @@ def operations(max_n: int) -> list[Operation]:
             "/v1/responses",
             "Answer in a conversation, in the shape of OpenAI's Responses API.",
             "Response",
-            RESPONSES.schema,
+            _body(RESPONSES),
             streams=True,
         ),
         Operation(
@@ -101,12 +72,12 @@ def operations(max_n: int) -> list[Operation]:
             "/v1/messages",
             "Answer in a conversation, in the shape of Anthropic's API.",
             "Message",
-            MESSAGES.schema,
+            _body(MESSAGES),
             streams=True,
             refusal="AnthropicError",
         ),
         Operation("post", "/tokenize", "The token ids of a prompt.", "Tokens", tokenize),
-        Operation("post", "/detokenize", "The text of token ids.", "Text", DETOKENIZE.schema),
+        Operation("post", "/detokenize", "The text of token ids.", "Text", _body(DETOKENIZE)),
         Operation("get", "/v1/models", "The models that serve.", "ModelList", refusals=("401",)),
         Operation(
             "get",
@@ -116,8 +87,17 @@ def operations(max_n: int) -> list[Operation]:
             parameters=(_NAME,),
             refusals=("401", "404", "503"),
         ),
+        *kserve_operations(max_n),
         *_open_operations(),
     ]
+
+
+def _body(table: Table) -> Schema:
+    """A table's schema, where a default is to be had for the model."""
+    schema = table.schema
+    schema["required"] = [name for name in schema["required"] if name != "model"]
+    schema["properties"]["model"] = nullable(schema["properties"]["model"])
+    return schema
 
 
 def _open_operations() -> list[Operation]:
@@ -125,6 +105,14 @@ def _open_operations() -> list[Operation]:
     return [
         Operation(
             "get", "/health/live", "Whether the process answers.", "Health", refusals=(), open=True
+        ),
+        Operation(
+            "get",
+            "/v2/health/live",
+            "Whether the process answers.",
+            "KServeLive",
+            refusals=(),
+            open=True,
         ),
         *(
             Operation(
@@ -134,9 +122,10 @@ def _open_operations() -> list[Operation]:
                 "Health",
                 parameters=(_MODEL,),
                 refusals=("404", "503"),
+                refusal="KServeError" if path.startswith("/v2") else "Error",
                 open=True,
             )
-            for path in ("/health/ready", "/health")
+            for path in ("/health/ready", "/health", "/v2/health/ready")
         ),
         Operation("get", "/version", "The server's version.", "Version", refusals=(), open=True),
         Operation(
@@ -178,21 +167,27 @@ def _described(operation: Operation) -> dict[str, Any]:
         described["parameters"] = list(operation.parameters)
     if operation.body is not None:
         content = {"application/json": {"schema": operation.body}}
-        described["requestBody"] = {"required": True, "content": content}
+        described["requestBody"] = {"required": not operation.bodiless, "content": content}
     if not operation.open:
         described["security"] = [{"key": []}, {}]  # a server without keys needs none
-    content = _content(operation.gives)
+    content = {} if operation.always else _content(operation.gives)
     if operation.streams:
         content["text/event-stream"] = {"schema": _EVENT}
     described["responses"]["200"] = {"description": "Done.", "content": content}
     for status in operation.refusals:
-        # A server that is not ready says so in the words of its health.
-        unready = operation.gives == "Health" and status == "503"
+        unready = operation.gives in ("Health", "KServeReady") and status == "503"
         described["responses"][status] = {
-            "description": _REFUSALS[status],
-            "content": _content("Health" if unready else operation.refusal),
+            "description": REFUSALS[status],
+            "content": _unready(operation) if unready else _content(operation.refusal),
         }
     return described
+
+
+def _unready(operation: Operation) -> dict[str, Any]:
+    """In the words of its health, or, where the health cannot be told, as an error."""
+    named = (operation.gives, operation.refusal)
+    schemas = [{"$ref": f"#/components/schemas/{name}"} for name in named]
+    return {"application/json": {"schema": {"anyOf": schemas}}}
 
 
 def _content(gives: str) -> dict[str, Any]:

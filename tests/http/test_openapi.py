@@ -46,8 +46,7 @@ async def test_every_route_is_described_and_nothing_else(worker: Any) -> None:
         (route.path, method.method.lower())
         for route in routes
         for method in route.methods
-        # KServe's protocol is described by its own specification.
-        if not method.internal and not route.path.startswith("/v2")
+        if not method.internal
     }
     assert {(path, method) for path, one in described["paths"].items() for method in one} == served
 
@@ -92,6 +91,38 @@ async def test_answers_are_as_described(worker: Any) -> None:
         validate(path, "post", bad)
     for path in ("/v1/models", "/health", "/health/ready", "/health/live", "/version"):
         validate(path, "get", await worker.get(path))
+
+
+async def test_kserve_s_answers_are_as_described(worker: Any) -> None:
+    described = document(8, "1")
+    worker.serve("ok")
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+    bodies: dict[str, Mapping[str, Any] | None] = {
+        "/v2": None,
+        "/v2/health/live": None,
+        "/v2/health/ready": None,
+        "/v2/models/stats": None,
+        **{
+            f"{path}{suffix}": None
+            for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+            for suffix in ("", "/ready", "/config", "/stats")
+        },
+        "/v2/models/{model}/infer": {"inputs": [tensor]},
+        "/v2/models/{model}/generate": {"text_input": "x", "parameters": {"stop_words": []}},
+    }
+    for path, body in bodies.items():
+        operation = described["paths"][path]["get" if body is None else "post"]
+        if body is not None:
+            content = operation["requestBody"]["content"]["application/json"]
+            jsonschema.validate(body, content["schema"])
+        for model, status in (("tiny", 200), ("nobody", 404)):
+            url = path.format(model=model, version=1)
+            if url == path and status == 404:
+                continue
+            result = await (worker.get(url) if body is None else worker.post(url, body))
+            assert result.status_code == status
+            schema = operation["responses"][str(status)]["content"]["application/json"]["schema"]
+            jsonschema.validate(result.json, {**schema, "components": described["components"]})
 
 
 JSON = st.recursive(

@@ -13,11 +13,14 @@ import pytest
 
 pytest.importorskip("schemathesis")
 
+MODELS = {"enum": ["tiny", "caller", "nobody"]}
+IN_PATHS = {"model": MODELS, "name": MODELS, "version": {"enum": ["1"]}}
 CONFIG = """
 [checks.positive_data_acceptance]
 # Some rules are beyond JSON Schema (min_tokens up to max_tokens, ids within the vocabulary, tools
 # that the template takes): what keeps to the schemas may still be wrong, and is a 400 then.
-expected-statuses = ["2xx", "400", "404"]
+# Loading models is for admins (403).
+expected-statuses = ["2xx", "400", "403", "404"]
 """
 
 
@@ -25,12 +28,18 @@ expected-statuses = ["2xx", "400", "404"]
 def test_the_server_does_what_its_document_says(server: Any, tmp_path: Path) -> None:
     with urllib.request.urlopen(f"{server.url}/openapi.json") as answer:
         document = json.load(answer)
+    del document["paths"]["/v2/repository/index"]  # a provisioner's, which this server has not
     for operations in document["paths"].values():
         body = operations.get("post", {}).get("requestBody")
         if body is not None:
             schema = body["content"]["application/json"]["schema"]
             for one in schema.get("anyOf", [schema]):
-                one["properties"]["model"] = {"enum": ["tiny", "caller", "nobody"]}
+                if "model" in one["properties"]:
+                    one["properties"]["model"] = MODELS
+        for operation in operations.values():
+            for parameter in operation.get("parameters", []):
+                if parameter["in"] == "path":
+                    parameter["schema"] = IN_PATHS[parameter["name"]]
     (tmp_path / "openapi.json").write_text(json.dumps(document))
     (tmp_path / "schemathesis.toml").write_text(CONFIG)
     command = [
