@@ -1,13 +1,14 @@
-"""Provisions the version that a runner was told to serve."""
+"""The version that a runner was told to serve, with the engine and sampler that it names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from blink_persistent.backend import PersistentBackend
-from blink_persistent.engines import ProvisionLimits
+from blink_persistent.engines import Engine, ProvisionLimits, Sampler
 from blink_persistent.graph_grid import GraphGrid
 from blink_server.backend import ModelVersion
 from blink_server.config import load_graph_grid
@@ -17,25 +18,40 @@ from blink_server.json_file import read_json
 from blink_server.plugins import load_plugins
 
 
-def provision(
-    environment: RunnerEnvironment,
-    *,
-    threads: int,
-    progress: Callable[[str, float], None],
-    exclusive: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> tuple[ModelVersion, Any]:
-    """The version, and what its engine made of it (`Provisioned`, or `DeviceProvisioned`).
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What there is to load."""
 
-    `threads` and `exclusive` are `ProvisionLimits`'. Raises BlinkError.
-    """
-    directory = environment.version_directory
-    config = read_json(environment.config_file)
-    version = ModelVersion(environment.model, environment.version, directory, config)
-    backend = load_plugins().backends[version.config["backend"]]
-    if not isinstance(backend, PersistentBackend):
-        raise BlinkError(f"this runner serves {PersistentBackend.name!r}, not {backend.name!r}")
-    engine = backend.engines[version.config["engine"]["name"]]()
-    sampler = backend.samplers[version.config["sampler"]]()
-    grid = GraphGrid.from_json(load_graph_grid(directory))
-    limits = ProvisionLimits(threads=threads, sampler=sampler, exclusive=exclusive)
-    return version, engine.provision(version, grid, limits, progress=progress)
+    version: ModelVersion
+    engine: Engine
+    sampler: Sampler
+
+    @classmethod
+    def read(cls, environment: RunnerEnvironment) -> Assignment:
+        """Raises BlinkError."""
+        config = read_json(environment.config_file)
+        backend = load_plugins().backends[config["backend"]]
+        if not isinstance(backend, PersistentBackend):
+            raise BlinkError(f"this runner serves {PersistentBackend.name!r}, not {backend.name!r}")
+        return cls(
+            ModelVersion(
+                environment.model, environment.version, environment.version_directory, config
+            ),
+            backend.engines[config["engine"]["name"]](),
+            backend.samplers[config["sampler"]](config.get("sampler_options", {})),
+        )
+
+    def provision(
+        self,
+        *,
+        threads: int,
+        progress: Callable[[str, float], None],
+        exclusive: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Any:
+        """`Provisioned`, or `DeviceProvisioned` for an engine that has a place on a GPU.
+
+        `threads` and `exclusive` are `ProvisionLimits`'. Raises BlinkError.
+        """
+        grid = GraphGrid.from_json(load_graph_grid(self.version.directory))
+        limits = ProvisionLimits(threads=threads, sampler=self.sampler, exclusive=exclusive)
+        return self.engine.provision(self.version, grid, limits, progress=progress)

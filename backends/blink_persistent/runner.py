@@ -24,7 +24,7 @@ from typing import Any
 from blink_persistent import _native
 from blink_persistent.engines import Launch, Provisioned
 from blink_persistent.leases import LeaseKeeper
-from blink_persistent.loading import provision
+from blink_persistent.loading import Assignment
 from blink_persistent.ring import Ring, create_ring_memory
 from blink_persistent.serving import (
     is_drained,
@@ -84,9 +84,13 @@ class Runner:
         )
         self._leases.start()
 
+    def close_ring(self) -> None:
+        """Accept nothing more; waits for nothing."""
+        self._scheduler.close()
+
     def drain(self, seconds: float) -> bool:
         """Accept nothing more and wait until every slot is empty; False where time ran out."""
-        self._scheduler.close()
+        self.close_ring()
         deadline = time.monotonic() + seconds
         while not is_drained(self.ring):
             if time.monotonic() >= deadline:
@@ -130,10 +134,9 @@ class Runner:
 
 def run(channel: RunnerChannel, threads: int) -> int:
     """Serve until told to drain or stop; the exit status."""
-    version, provisioned = provision(
-        channel.environment, threads=threads, progress=channel.progress
-    )
-    runner = Runner(version, provisioned, channel.environment.epoch)
+    assignment = Assignment.read(channel.environment)
+    provisioned = assignment.provision(threads=threads, progress=channel.progress)
+    runner = Runner(assignment.version, provisioned, channel.environment.epoch)
     socket_path = channel.environment.runtime_directory / "ring.sock"
     try:
         runner.serve(socket_path)

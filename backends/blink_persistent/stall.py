@@ -46,6 +46,27 @@ def stalled(ring: Ring, limits: StepLimits, now_ns: int) -> str:
     return ""
 
 
+class HeartbeatClock:
+    """The clock of a scheduler that is not this host's, as far as its heartbeats tell.
+
+    It stood at the last heartbeat when that was first seen, and has gone on with CLOCK_MONOTONIC.
+    """
+
+    def __init__(self) -> None:
+        self._beat_ns: int | None = None
+        self._seen_ns = 0
+
+    def forget(self) -> None:
+        """The scheduler has stood still on purpose: its silence so far means nothing."""
+        self._beat_ns = None
+
+    def now_ns(self, heartbeat_ns: int, host_ns: int) -> int:
+        """The scheduler's time now, given its header's `heartbeat_ns` and CLOCK_MONOTONIC."""
+        if heartbeat_ns != self._beat_ns:
+            self._beat_ns, self._seen_ns = heartbeat_ns, host_ns
+        return heartbeat_ns + host_ns - self._seen_ns
+
+
 def _describe(key: GraphKey) -> str:
     if key.phase == DECODE:
         return f"the decode step of {key.sequences} rows"

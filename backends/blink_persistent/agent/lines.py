@@ -44,10 +44,23 @@ class LineSocket:
         self._connection.sendall(line[sent:])
 
     def messages(self, descriptors: list[int] | None = None) -> Iterator[dict[str, Any]]:
-        """The lines of one read, which waits for it; descriptors are added to the list.
+        """The lines of one read, which waits for it, or those that `first` has left of an earlier
+        one; descriptors are added to the list.
 
         Without a list, descriptors that come are closed.
         """
+        if b"\n" not in self._rest:
+            self._receive(descriptors)
+        while b"\n" in self._rest:
+            line, _, self._rest = self._rest.partition(b"\n")
+            message = json.loads(line)
+            if not isinstance(message, dict):
+                raise ValueError(f"{line!r} is no JSON object")
+            yield message
+        if len(self._rest) > _LONGEST_LINE:
+            raise ValueError("a line is too long")
+
+    def _receive(self, descriptors: list[int] | None) -> None:
         try:
             part, received, _, _ = socket.recv_fds(self._connection, _PART, _MOST_DESCRIPTORS)
         except ConnectionError:
@@ -59,14 +72,7 @@ class LineSocket:
                 os.set_inheritable(fd, False)
                 descriptors.append(fd)
         self.ended = not part
-        *lines, self._rest = (self._rest + part).split(b"\n")
-        if len(self._rest) > _LONGEST_LINE:
-            raise ValueError("a line is too long")
-        for line in lines:
-            message = json.loads(line)
-            if not isinstance(message, dict):
-                raise ValueError(f"{line!r} is no JSON object")
-            yield message
+        self._rest += part
 
     def first(self, descriptors: list[int] | None = None) -> dict[str, Any]:
         """The first line. Raises ValueError where the connection ends before it."""

@@ -139,7 +139,7 @@ class ScriptedEngine:
             raise InvalidModel(problems)
         if self.place(version) is None:
             return ScriptedProvisioned(version, grid, options)
-        from blink_persistent.gpu.scripted_version import DeviceScriptedVersion
+        from blink_persistent.engines.scripted_gpu import DeviceScriptedVersion
 
         return DeviceScriptedVersion(
             shape_of(version, grid, options),

@@ -1,14 +1,17 @@
-"""A ring in GPU memory, and its copy in pinned host memory that is read and written instead."""
+"""A ring in GPU memory, and its copy in host memory that is read and written instead."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from blink_persistent import _native
 from blink_persistent.gpu.driver import Gpu
 from blink_persistent.ring import Ring
+
+_SHARED_PAGE = 2 << 20
 
 
 class DeviceRing:
@@ -19,10 +22,18 @@ class DeviceRing:
     for a resident scheduler. One thread at a time.
     """
 
-    def __init__(self, gpu: Gpu, shape: _native.RingShape, epoch: int) -> None:
+    def __init__(
+        self, gpu: Gpu, shape: _native.RingShape, epoch: int, *, pinned: bool = True
+    ) -> None:
+        """Without `pinned` the mirror takes only the memory of what is copied, and copies wait."""
         self._gpu = gpu
-        self.address = gpu.allocate(shape.total_bytes)
-        self._memory, _ = gpu.host_memory(shape.total_bytes)
+        # Another process that opens an allocation gets the whole pages that it lies on.
+        self.address = gpu.allocate(-(-shape.total_bytes // _SHARED_PAGE) * _SHARED_PAGE)
+        self._memory = (
+            gpu.host_memory(shape.total_bytes)[0]
+            if pinned
+            else np.zeros(shape.total_bytes, np.uint8)
+        )
         self._base = self._memory.ctypes.data
         self._stream = gpu.new_stream()
         _native.create_ring(self._memory, shape, epoch)

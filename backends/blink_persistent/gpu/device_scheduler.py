@@ -93,6 +93,10 @@ class DeviceScheduler:
         self._control.command = Command.RUN
         self._gpu.call("cuGraphLaunch", self._graph, self._stream)
 
+    def ask_to_park(self) -> None:
+        """Have it stop between two steps, as `park` does; waits for nothing."""
+        self._control.command = Command.PARK
+
     def park(self, timeout_s: float = 10.0) -> None:
         """Stop it between two steps, keeping its state; returns when its kernel has ended.
 

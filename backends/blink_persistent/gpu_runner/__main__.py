@@ -1,0 +1,91 @@
+"""The process that owns a GPU: `python -m blink_persistent.gpu_runner`, started by `reach`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+
+from blink_persistent.engines.place import SchedulerKind
+from blink_persistent.gpu.driver import CudaError, Gpu
+from blink_persistent.gpu_runner.device_service import DeviceService
+from blink_persistent.gpu_runner.host_service import HostService
+from blink_persistent.gpu_runner.owner import main
+from blink_persistent.gpu_runner.residents import Residents
+from blink_persistent.gpu_runner.service import GpuLost, Service, Task
+from blink_persistent.loading import Assignment
+from blink_server.errors import BlinkError, Unavailable
+
+log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 0.5
+
+
+class GpuServices:
+    """Puts versions in service on the GPU that this process sees as number 0."""
+
+    def __init__(self) -> None:
+        self._residents = Residents()
+        self._completion: Future[None] | None = None  # of the version loaded last
+
+    def __call__(self, task: Task, progress: Callable[[str, float], None]) -> Service:
+        """See `MakeService`."""
+        while self._completion is not None and wait([self._completion], _PAUSE_SECONDS).not_done:
+            progress("graphs of another version", 0.0)
+        # Its own hold on the context: it tells memory, and whether the context still lives.
+        gpu = Gpu(exclusive=self._residents.exclusive)
+        try:
+            before, parks = gpu.free_bytes(), self._residents.parks
+            service = self._make(task, progress, before)
+            service.memory_bytes = before - gpu.free_bytes()
+        except CudaError as error:
+            _must_live(gpu, error)
+            raise
+        finally:
+            gpu.close()
+        log.info(
+            "%s is in service with %.2f GiB of the GPU; others stood still %d times for it, "
+            "so far %.1f ms at most",
+            task.environment.model,
+            service.memory_bytes / 2**30,
+            self._residents.parks - parks,
+            1e3 * self._residents.longest_park,
+        )
+        return service
+
+    def _make(self, task: Task, progress: Callable[[str, float], None], free: int) -> Service:
+        assignment = Assignment.read(task.environment)
+        version, place = assignment.version, assignment.engine.place(assignment.version)
+        if place is None:
+            raise BlinkError(f"{version.key} runs on no GPU")
+        needed = assignment.engine.estimate(version)
+        if needed > free:
+            gib = f"needs {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB of the GPU are free"
+            raise Unavailable(f"memory: {gib}")
+        provisioned = assignment.provision(
+            threads=task.threads, progress=progress, exclusive=self._residents.exclusive
+        )
+        try:
+            if (task.scheduler or place.scheduler) is SchedulerKind.HOST:
+                return HostService(task, version, provisioned)
+            service = DeviceService(task, version, provisioned, self._residents)
+            self._completion = service.completion
+            return service
+        except GpuLost:
+            raise  # what still runs would be waited for
+        except BaseException:
+            provisioned.close()
+            raise
+
+
+def _must_live(gpu: Gpu, cause: CudaError) -> None:
+    """Raises GpuLost where an error has killed the context, after which every call fails."""
+    try:
+        gpu.free_bytes()
+    except CudaError as error:
+        raise GpuLost(f"the GPU's context is lost: {cause}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main(GpuServices()))

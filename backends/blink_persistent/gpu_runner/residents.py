@@ -1,0 +1,104 @@
+"""The schedulers that are resident on one GPU, and how to make all of them stand still."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from blink_persistent.gpu.driver import CudaError
+from blink_persistent.gpu_runner.service import GpuLost
+from blink_persistent.ring import Condition
+
+log = logging.getLogger(__name__)
+
+
+class Resident(Protocol):
+    """A scheduler on the GPU, as `DeviceScheduler` is one."""
+
+    def launch(self) -> None: ...
+    def ask_to_park(self) -> None: ...
+    def park(self, timeout_s: float = ...) -> None: ...
+    def stop(self, timeout_s: float = ...) -> None: ...
+    def condition(self) -> Condition: ...
+
+
+class Residents:
+    """Any thread with the GPU's context may call; what fails here is the GPU's end (`GpuLost`).
+
+    `parks` counts how often all had to stand still, `longest_park` is the longest time of that, in
+    seconds, from the asking to the last one's going on.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._depth = 0  # of `exclusive`
+        self._step_seconds: dict[Resident, float] = {}
+        self.parks = 0
+        self.longest_park = 0.0
+
+    def add(self, resident: Resident, *, step_seconds: float) -> None:
+        """Launch it. None of its steps takes longer than `step_seconds`, unless it hangs."""
+        with self._lock, _fatal("launch"):
+            resident.launch()
+            self._step_seconds[resident] = step_seconds
+
+    def remove(self, resident: Resident) -> None:
+        """Stop it; nothing where it is not here."""
+        with self._lock, _fatal("stop"):
+            seconds = self._step_seconds.pop(resident, None)
+            if seconds is not None:
+                resident.stop(seconds)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """None of them stands still inside."""
+        with self._lock:
+            yield
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """All of them stand still inside, and go on afterwards, but for those that had failed."""
+        with self._lock:
+            began = time.monotonic()
+            self._depth += 1
+            if self._depth == 1:
+                self._park()
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if self._depth == 0 and self._step_seconds:
+                    self._resume()
+                    self._count(time.monotonic() - began)
+
+    def _park(self) -> None:
+        with _fatal("park"):
+            for resident in self._step_seconds:
+                resident.ask_to_park()
+            for resident, seconds in self._step_seconds.items():
+                resident.park(seconds)
+
+    def _resume(self) -> None:
+        with _fatal("resume"):
+            for resident in self._step_seconds:
+                if resident.condition() is Condition.PARKED:
+                    resident.launch()
+
+    def _count(self, seconds: float) -> None:
+        self.parks += 1
+        if seconds > self.longest_park:
+            self.longest_park = seconds
+            log.info("the longest of %d parks took %.1f ms", self.parks, 1e3 * seconds)
+
+
+@contextmanager
+def _fatal(what: str) -> Iterator[None]:
+    """Nobody can say any more what runs on the GPU once one of these calls has failed."""
+    try:
+        yield
+    except (CudaError, TimeoutError) as error:
+        raise GpuLost(f"cannot {what} a scheduler on the GPU: {error}") from error
