@@ -161,7 +161,8 @@ def only(*allowed: Any) -> Check:
 
     def check(value: Any, path: str) -> Any:
         # 0 == False in Python, but not in JSON.
-        if not any(type(value) is type(one) and value == one for one in allowed):
+        flag = isinstance(value, bool)
+        if not any(flag is isinstance(one, bool) and value == one for one in allowed):
             raise InvalidRequest(f"{path} is not supported by this server", param=path)
         return value
 

@@ -108,13 +108,15 @@ def _token_ids(value: list[Any], path: str, param: str) -> list[int]:
         raise refuse(path, value, "a list of token ids, and not empty", param=param)
     # Prompts are long: no path is made for items that are right.
     for place, one in enumerate(value):
+        if type(one) is float and one.is_integer():  # 7.0 is a whole number in JSON
+            value[place] = one = int(one)
         if type(one) is not int or not 0 <= one < 2**31:
             raise refuse(f"{path}[{place}]", one, "a token id, 0 or more", param=param)
     return value
 
 
 def _is_ids(value: list[Any]) -> bool:
-    return bool(value) and isinstance(value[0], int) and not isinstance(value[0], bool)
+    return bool(value) and isinstance(value[0], int | float) and not isinstance(value[0], bool)
 
 
 _IDS_SCHEMA = {

@@ -9,6 +9,7 @@ from typing import Any
 
 import falcon.inspect
 import jsonschema
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -168,6 +169,13 @@ def test_schemas_let_in_what_checks_let_in(place: int, value: Any) -> None:
         assert valid
     elif (table, field) not in BEYOND_SCHEMAS:
         assert not valid
+
+
+@pytest.mark.parametrize("value", [1.0, [7.0], [[7.0, 8.0], [9]], [7, 8.0]])
+def test_a_whole_number_may_have_a_point_where_schemas_take_it(value: Any) -> None:
+    for place, validator in VALIDATORS.items():
+        table, field = FIELDS[place]
+        assert validator.is_valid(value) == accepted(TABLES[table].fields[field], value)
 
 
 async def test_the_page_names_every_route_and_field_and_runs_nothing(worker: Any) -> None:
