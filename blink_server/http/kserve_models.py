@@ -9,7 +9,6 @@ from typing import Any
 import falcon
 import falcon.asgi
 
-from blink_server.errors import UnknownModel
 from blink_server.http.kserve_fields import TEXT_INPUT, TEXT_OUTPUT
 from blink_server.http.metrics import Metrics
 from blink_server.http.model_entry import ModelEntry, ServerState
@@ -30,8 +29,9 @@ _TENSORS = {
 }
 
 
-def version_name(model: str, version: str | None) -> str:
-    """What the directory calls it."""
+def version_name(path: Mapping[str, str]) -> str:
+    """What the directory calls what a route names: `model`, or with `version` that one."""
+    model, version = path["model"], path.get("version")
     return model if version is None else f"{model}:{version}"
 
 
@@ -65,14 +65,10 @@ class KServeModelResource:
         self._metrics = metrics
 
     async def on_get(
-        self,
-        req: falcon.asgi.Request,
-        resp: falcon.asgi.Response,
-        model: str,
-        version: str | None = None,
+        self, req: falcon.asgi.Request, resp: falcon.asgi.Response, **path: str
     ) -> None:
         """Inputs and outputs. Raises `UnknownModel`."""
-        entry = self._directory.find(version_name(model, version))
+        entry = self._directory.find(version_name(path))
         inputs = [_metadata(TEXT_INPUT, "BYTES")]
         inputs += [
             {**_metadata(name, kind), "optional": True} for name, (kind, _) in _TENSORS.items()
@@ -91,45 +87,31 @@ class KServeModelResource:
         )
 
     async def on_get_ready(
-        self,
-        req: falcon.asgi.Request,
-        resp: falcon.asgi.Response,
-        model: str,
-        version: str | None = None,
+        self, req: falcon.asgi.Request, resp: falcon.asgi.Response, **path: str
     ) -> None:
         """200 while new requests may have it, else 503; raises `UnknownModel`."""
-        entry = self._directory.find(version_name(model, version))
+        entry = self._directory.find(version_name(path))
         ready = entry.serves and self._directory.server is not ServerState.DRAINING
         reply(resp, {"name": entry.version.model, "ready": ready})
         resp.status = falcon.HTTP_200 if ready else falcon.HTTP_503
 
     async def on_get_config(
-        self,
-        req: falcon.asgi.Request,
-        resp: falcon.asgi.Response,
-        model: str,
-        version: str | None = None,
+        self, req: falcon.asgi.Request, resp: falcon.asgi.Response, **path: str
     ) -> None:
         """Triton's form of a configuration; parameters.config has the effective config.json."""
-        entry = self._directory.find(version_name(model, version))
+        entry = self._directory.find(version_name(path))
         reply(resp, _config(entry))
 
     async def on_get_stats(
-        self,
-        req: falcon.asgi.Request,
-        resp: falcon.asgi.Response,
-        model: str | None = None,
-        version: str | None = None,
+        self, req: falcon.asgi.Request, resp: falcon.asgi.Response, **path: str
     ) -> None:
         """Triton's counters of one version, of all of a model's, or of all."""
         entries = self._directory.entries
-        if model is not None:
-            found = self._directory.find(version_name(model, version)).version
+        if path:
+            found = self._directory.find(version_name(path)).version
             entries = [e for e in entries if e.version.model == found.model]
-            if version is not None:
+            if "version" in path:
                 entries = [e for e in entries if e.version.version == found.version]
-            if not entries:
-                raise UnknownModel(model)
         totals = self._metrics.triton_totals()
         reply(resp, {"model_stats": [_statistics(entry, totals) for entry in entries]})
 

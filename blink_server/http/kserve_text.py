@@ -86,27 +86,19 @@ class GenerateResource(TextAnswers):
     """Triton's generate extension: a prompt in, a text or its events out."""
 
     async def on_post(
-        self,
-        req: falcon.asgi.Request,
-        resp: falcon.asgi.Response,
-        model: str,
-        version: str | None = None,
+        self, req: falcon.asgi.Request, resp: falcon.asgi.Response, **path: str
     ) -> None:
         """`{"text_input", "parameters": {}}` -> `{"model_name", "model_version", "text_output"}`.
 
         Raises `InvalidRequest` where it asks for a stream.
         """
-        await self._generate(req, resp, version_name(model, version), stream=False)
+        await self._generate(req, resp, version_name(path), stream=False)
 
     async def on_post_stream(
-        self,
-        req: falcon.asgi.Request,
-        resp: falcon.asgi.Response,
-        model: str,
-        version: str | None = None,
+        self, req: falcon.asgi.Request, resp: falcon.asgi.Response, **path: str
     ) -> None:
         """The same as events, each with the text that has been added."""
-        await self._generate(req, resp, version_name(model, version), stream=True)
+        await self._generate(req, resp, version_name(path), stream=True)
 
     async def _generate(
         self, req: falcon.asgi.Request, resp: falcon.asgi.Response, name: str, *, stream: bool
@@ -132,14 +124,10 @@ class InferResource(TextAnswers):
     """The inference of KServe's v2 protocol, with Triton's binary tensors."""
 
     async def on_post(
-        self,
-        req: falcon.asgi.Request,
-        resp: falcon.asgi.Response,
-        model: str,
-        version: str | None = None,
+        self, req: falcon.asgi.Request, resp: falcon.asgi.Response, **path: str
     ) -> None:
         """BYTES `text_input` of n prompts -> BYTES `text_output` of n texts, of the same shape."""
-        received_ns, name = time.monotonic_ns(), version_name(model, version)
+        received_ns, name = time.monotonic_ns(), version_name(path)
         document, binary = split_body(await read_bytes(req, self._settings), req.get_header(HEADER))
         inputs = read_inputs(document, binary)
         prompts = inputs.pop(TEXT_INPUT, None)
