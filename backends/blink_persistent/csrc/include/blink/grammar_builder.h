@@ -41,8 +41,8 @@ class GrammarBuilder {
     GrammarBuilder(const TokenTrie& trie, const ByteAutomaton& automaton, uint64_t most_words,
                    std::chrono::steady_clock::time_point deadline)
         : trie_(trie), automaton_(automaton), most_words_(most_words), deadline_(deadline),
-          mask_words_((trie.vocabulary_size() + 31) / 32), class_stamp_(automaton.states, 0),
-          class_number_(automaton.states), dead_(automaton.states, 0) {}
+          mask_words_((trie.vocabulary_size() + 31) / 32), byte_words_((trie.vocabulary_size() + 3) / 4),
+          class_stamp_(automaton.states, 0), class_number_(automaton.states), dead_(automaton.states, 0) {}
 
     // The table. Throws GrammarTooLarge, GrammarTooSlow, and GrammarUnwritable where no sequence of
     // tokens spells any text of the automaton.
@@ -164,21 +164,38 @@ class GrammarBuilder {
         return key;
     }
 
-    // Class `first` becomes class 0, in a mask where that is shorter than a list.
+    // Class `first` becomes class 0; the shortest form of the row is written.
     uint32_t write_row(uint32_t first) {
-        const bool masks = !sizes_.empty() && 2ull * sizes_[first] > mask_words_;
         listed_.clear();
         for (size_t i = 0; i < tokens_.size(); ++i) {
             const uint32_t c = classes_[i] == first ? 0 : classes_[i] == 0 ? first : classes_[i];
-            if (c != 0 || !masks) listed_.push_back(static_cast<uint64_t>(tokens_[i]) << 32 | c);
+            listed_.push_back(static_cast<uint64_t>(tokens_[i]) << 32 | c);
+        }
+        const uint64_t all = listed_.size(), of_first = sizes_.empty() ? 0 : sizes_[first];
+        const uint64_t as_list = 2 * all, as_mask = mask_words_ + 2 * (all - of_first);
+        const uint64_t as_bytes = sizes_.size() < kRefusedByte ? byte_words_ : kUnseen;
+        uint32_t mask = 0, bytes = 0;
+        if (as_bytes < as_list && as_bytes < as_mask) {
+            bytes = write_bytes();
+            listed_.clear();
+        } else if (as_mask < as_list) {
+            mask = write_mask(first);
+            std::erase_if(listed_, [](uint64_t entry) { return static_cast<uint32_t>(entry) == 0; });
         }
         std::sort(listed_.begin(), listed_.end());
-        const uint32_t mask = masks ? write_mask(first) : 0;
         const auto row = static_cast<uint32_t>(pool_.size());
-        pool_.insert(pool_.end(), {mask, static_cast<uint32_t>(listed_.size())});
+        pool_.insert(pool_.end(), {mask, bytes, static_cast<uint32_t>(listed_.size())});
         for (const uint64_t entry : listed_)
             pool_.insert(pool_.end(), {static_cast<uint32_t>(entry >> 32), static_cast<uint32_t>(entry)});
         return row;
+    }
+
+    uint32_t write_bytes() {
+        const auto at = static_cast<uint32_t>(pool_.size());
+        pool_.insert(pool_.end(), byte_words_, 0xffffffffu);
+        auto* bytes = reinterpret_cast<uint8_t*>(pool_.data() + at);
+        for (const uint64_t entry : listed_) bytes[entry >> 32] = static_cast<uint8_t>(entry);
+        return at;
     }
 
     uint32_t write_mask(uint32_t first) {
@@ -238,7 +255,8 @@ class GrammarBuilder {
             states[i] = {base + from.row, base + from.targets, automaton_.accepting[from.automaton_state] != 0};
         }
         for (const auto& [key, row] : rows_)
-            if (table[base + row] != 0) table[base + row] += base;  // masks of the pool are of the table now
+            for (const uint32_t at : {base + row, base + row + 1})  // of the pool, now of the table
+                if (table[at] != 0) table[at] += base;
         uint64_t hash = 0xcbf29ce484222325ull;
         for (size_t i = sizeof(GrammarHeader) / 4; i < table.size(); ++i) hash = (hash ^ table[i]) * 0x100000001b3ull;
         const GrammarHeader header{kGrammarMagic, static_cast<uint32_t>(table.size()),
@@ -252,6 +270,7 @@ class GrammarBuilder {
     const uint64_t most_words_;
     const std::chrono::steady_clock::time_point deadline_;
     const uint32_t mask_words_;
+    const uint32_t byte_words_;
 
     std::vector<State> states_;
     std::vector<uint32_t> number_;  // of a state of the automaton

@@ -23,7 +23,7 @@ class GrammarMask {
     // as long as anything else may follow.
     BLINK_DEV void apply(float* logits, float* saved, float infinity) {
         const GrammarRow row = table_.row(advance());
-        const bool goes_on = row.mask != 0 || row.count != 0;
+        const bool goes_on = row.mask != 0 || row.bytes != 0 || row.count != 0;
         const bool may_end = row.accepting && !(goes_on && (row_.flags & kSamplingSuppressEnd) != 0);
         const uint32_t lane = block_.lane(), lanes = block_.lanes();
         for (uint32_t i = lane; i < row.count; i += lanes)
@@ -32,7 +32,7 @@ class GrammarMask {
             if (inside(eos_[i])) saved[row.count + i] = logits[eos_[i]];
         block_.sync();
         for (uint32_t id = lane; id < size_; id += lanes)
-            if (!table_.in_mask(row, id)) logits[id] = -infinity;
+            if (table_.unlisted_class(row, id) == kNoGrammarClass) logits[id] = -infinity;
         block_.sync();
         for (uint32_t i = lane; i < row.count; i += lanes)
             if (row.listed[2 * i] < size_) logits[row.listed[2 * i]] = saved[i];
@@ -68,7 +68,7 @@ class GrammarMask {
             if (row.listed[2 * i] == token) listed = row.listed[2 * i + 1] + 1ull;
         listed = block_.max(listed);
         if (listed != 0) return static_cast<uint32_t>(listed - 1);
-        return token < size_ && table_.in_mask(row, token) ? 0 : kNoGrammarClass;
+        return token < size_ ? table_.unlisted_class(row, token) : kNoGrammarClass;
     }
 
     Block& block_;
