@@ -46,6 +46,10 @@ from blink_server.messages import (
 
 log = logging.getLogger(__name__)
 
+SCHEDULER_VARIABLE = "BLINK_SCHEDULER"
+"""A runner's environment variable: who launches a GPU's steps, "device" or "host", whatever
+config.json says; not set, config.json decides. `serve --scheduler` sets it."""
+
 _FIRST_RETRY = 0.05  # seconds
 _LONGEST_RETRY = 1.0
 _LAST_WORDS_SECONDS = 3.0

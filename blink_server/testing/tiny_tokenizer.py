@@ -65,3 +65,12 @@ def sentencepiece_tokenizer() -> str:
     tokenizer.decoder = decoders.Sequence(steps)
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
     return str(tokenizer.to_str())
+
+
+def number_tokenizer(vocabulary_size: int) -> str:
+    """A tokenizer.json whose every token is its id as a word: texts tell which tokens they are."""
+    vocabulary = {f"▁{token_id}": token_id for token_id in range(vocabulary_size)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="▁0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return str(tokenizer.to_str())

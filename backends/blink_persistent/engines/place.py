@@ -16,8 +16,6 @@ from blink_server.backend import ModelVersion
 from blink_server.errors import Problem
 
 PLACE_OPTIONS = ("device", "scheduler")
-SCHEDULER_VARIABLE = "BLINK_SCHEDULER"
-"""Environment variable that goes over config.json's "scheduler"; `serve --scheduler` sets it."""
 FIRST_GPU = "cuda:0"
 CPU = "cpu"
 _GPU = re.compile(r"cuda:(0|[1-9]\d{0,2})")

@@ -30,10 +30,9 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from blink_persistent.engines.place import SCHEDULER_VARIABLE
 from blink_persistent.gpu_runner.reach import OWNER_MODULE, GpuFiles, last_words, reach
 from blink_server.backend import Endpoint
-from blink_server.control import RunnerChannel
+from blink_server.control import SCHEDULER_VARIABLE, RunnerChannel
 from blink_server.errors import BlinkError
 from blink_server.messages import Drain
 
