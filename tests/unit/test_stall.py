@@ -11,7 +11,7 @@ import pytest
 from blink_persistent import _native
 from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, GraphKey
 from blink_persistent.ring import Ring
-from blink_persistent.stall import StallWatch, StepLimits, stalled
+from blink_persistent.stall import HeartbeatClock, StallWatch, StepLimits, stalled
 
 GRID = GraphGrid((GraphKey(DECODE, 8, 8), GraphKey(PREFILL, 1, 256)))
 LIMITS = StepLimits(GRID, seconds=2.0)
@@ -78,3 +78,27 @@ def test_the_watch_tells_once(ring: Ring) -> None:
     assert heard.wait(30)
     watch.close()
     assert len(told) == 1
+
+
+def test_anothers_clock_goes_on_from_its_last_heartbeat() -> None:
+    clock = HeartbeatClock()
+    assert clock.now_ns(5000, host_ns=70) == 5000
+    assert clock.now_ns(5000, host_ns=100) == 5030  # silent for 30
+    assert clock.now_ns(5100, host_ns=110) == 5100
+    clock.forget()  # it stood still on purpose
+    assert clock.now_ns(5100, host_ns=9000) == 5100
+    assert clock.now_ns(5100, host_ns=9010) == 5110
+
+
+def test_silence_and_steps_are_measured_on_the_schedulers_clock(ring: Ring) -> None:
+    clock, far = HeartbeatClock(), 1_700_000_000 * SECOND  # unlike CLOCK_MONOTONIC's
+    write(ring, heartbeat_ns=far, step_started_ns=far - SECOND, decode_launches=1, steps=0)
+
+    def found(host_ns: int) -> str:
+        return stalled(ring, LIMITS, clock.now_ns(ring.field("heartbeat_ns"), host_ns))
+
+    assert found(5 * SECOND) == ""
+    assert "the decode step of 8 rows has run for 2.5 s" in found(int(6.5 * SECOND))
+    write(ring, heartbeat_ns=far + 2 * SECOND, steps=1)
+    assert found(7 * SECOND) == ""
+    assert "silent" in found(10 * SECOND)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from blink_persistent.engines.cuda.weight_file import write_weights
+from blink_persistent.engines.cuda.weight_file import WEIGHT_FILE, write_weights
 from blink_persistent.graph_grid import default_grid
 from blink_server.testing.memory_checkpoint import MemoryCheckpoint
 from blink_server.testing.server_process import ServerProcess, processes
@@ -31,13 +31,16 @@ def write_gpu_version(
     engine: Mapping[str, Any],
     vocabulary: int = VOCABULARY,
     limits: Mapping[str, Any] | None = None,
+    write_more: Callable[[Path], None] = lambda directory: None,
 ) -> Path:
     """A version whose texts are its tokens' ids as words; returns its directory, complete.
 
-    `engine` is config.json's, `limits` go over `LIMITS`.
+    `engine` is config.json's, `limits` go over `LIMITS`. `write_more` may add files before
+    config.json makes it a version.
     """
     directory = repository / model / str(version)
     directory.mkdir(parents=True)
+    write_more(directory)
     chosen = LIMITS | dict(limits or {})
     grid = default_grid(
         chosen["max_rows"], chosen["max_prefill_tokens"], max_sequences=MAX_SEQUENCES
@@ -70,9 +73,13 @@ def write_cuda_version(
     """One of the engine `cuda` with a checkpoint's weights; `options` are the engine's."""
     engine = {"name": "cuda", "block_size": 16, "block_count": 4097, **options}
     size = checkpoint.architecture.vocabulary_size
-    directory = write_gpu_version(repository, model, version, engine=engine, vocabulary=size)
-    write_weights(checkpoint, directory / "model.safetensors")
-    return directory
+
+    def write_more(directory: Path) -> None:
+        write_weights(checkpoint, directory / WEIGHT_FILE)
+
+    return write_gpu_version(
+        repository, model, version, engine=engine, vocabulary=size, write_more=write_more
+    )
 
 
 def token_ids(text: str) -> list[int]:

@@ -1,0 +1,144 @@
+"""All schedulers of a GPU stand still together, and go on afterwards."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from blink_persistent.gpu.driver import CudaError
+from blink_persistent.gpu_runner.residents import Residents
+from blink_persistent.gpu_runner.service import GpuLost
+from blink_persistent.ring import Condition
+
+
+class FakeScheduler:
+    """Does what it is told, and writes it down."""
+
+    def __init__(self, name: str, said: list[str]) -> None:
+        self._name, self._said = name, said
+        self.now = Condition.STARTING
+        self.hangs = self.dead = False
+
+    def launch(self) -> None:
+        self._do("launch", Condition.RUNNING)
+
+    def ask_to_park(self) -> None:
+        self._said.append(f"{self._name} ask")
+
+    def park(self, timeout_s: float = 1.0) -> None:
+        if self.hangs:
+            raise TimeoutError("a step hangs")
+        if self.now is not Condition.FAILED:
+            self._do("park", Condition.PARKED)
+
+    def stop(self, timeout_s: float = 1.0) -> None:
+        self._do("stop", Condition.STOPPED)
+
+    def condition(self) -> Condition:
+        return self.now
+
+    def _do(self, what: str, then: Condition) -> None:
+        if self.dead:
+            raise CudaError(f"{what}: CUDA_ERROR_ILLEGAL_ADDRESS")
+        self._said.append(f"{self._name} {what}")
+        self.now = then
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def two(said: list[str]) -> tuple[Residents, FakeScheduler, FakeScheduler]:
+    residents = Residents()
+    a, b = FakeScheduler("a", said), FakeScheduler("b", said)
+    for each in (a, b):
+        residents.add(each, step_seconds=1.0)
+    said.clear()
+    return residents, a, b
+
+
+Two = tuple[Residents, FakeScheduler, FakeScheduler]
+
+
+def test_all_are_asked_before_any_is_waited_for(two: Two, said: list[str]) -> None:
+    residents, _, _ = two
+    with residents.exclusive():
+        assert said == ["a ask", "b ask", "a park", "b park"]
+        said.clear()
+    assert said == ["a launch", "b launch"]
+    assert residents.parks == 1
+    assert residents.longest_park > 0
+
+
+def test_a_slice_inside_a_slice_parks_nobody_again(two: Two, said: list[str]) -> None:
+    residents, a, _ = two
+    with residents.exclusive():
+        with residents.exclusive():
+            pass
+        assert a.now is Condition.PARKED
+    assert said.count("a park") == said.count("a launch") == 1
+    assert residents.parks == 1
+
+
+def test_they_go_on_where_the_slice_fails(two: Two) -> None:
+    residents, a, b = two
+    with pytest.raises(ValueError, match="no such kernel"), residents.exclusive():
+        raise ValueError("no such kernel")
+    assert a.now is b.now is Condition.RUNNING
+
+
+def test_one_that_has_failed_is_not_launched_again(two: Two, said: list[str]) -> None:
+    residents, a, b = two
+    a.now = Condition.FAILED
+    with residents.exclusive():
+        pass
+    assert (a.now, b.now) == (Condition.FAILED, Condition.RUNNING)
+    assert "a launch" not in said
+
+
+def test_without_residents_nothing_is_counted(said: list[str]) -> None:
+    residents = Residents()
+    with residents.exclusive():
+        pass
+    assert residents.parks == 0
+
+
+def test_one_that_is_gone_is_left_alone(two: Two, said: list[str]) -> None:
+    residents, a, b = two
+    residents.remove(a)
+    residents.remove(a)
+    assert said == ["a stop"]
+    with residents.exclusive():
+        pass
+    assert said.count("a park") == 0
+    assert b.now is Condition.RUNNING
+
+
+@pytest.mark.parametrize(("trouble", "named"), [("hangs", "step hangs"), ("dead", "ILLEGAL")])
+def test_what_cannot_be_parked_is_the_gpus_end(two: Two, trouble: str, named: str) -> None:
+    residents, a, _ = two
+    setattr(a, trouble, True)
+    with pytest.raises(GpuLost, match=f"cannot park .*{named}"), residents.exclusive():
+        pytest.fail("entered beside a running scheduler")
+
+
+def test_another_thread_sees_nobody_parked(two: Two) -> None:
+    residents, a, _ = two
+    inside, seen = threading.Event(), []
+
+    def look() -> None:
+        inside.wait()
+        with residents.running():
+            seen.append(a.now)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    with residents.exclusive():
+        inside.set()
+        watcher.join(0.05)
+        assert not seen
+    watcher.join()
+    assert seen == [Condition.RUNNING]
