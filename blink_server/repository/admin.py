@@ -14,6 +14,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from blink_server.catalog import Catalog
+from blink_server.config import MODEL_FILE
 from blink_server.control_server import Peer
 from blink_server.errors import BlinkError
 from blink_server.message_codec import ProtocolError
@@ -146,7 +147,8 @@ def model_rows(wanted: WantedSet, supervisors: Iterable[Supervisor]) -> list[Mod
         key = supervisor.wanted.key
         rows[key] = _row(supervisor, rows.get(key))
     for problem in wanted.problems:
-        name = problem.file.name if problem.file.is_dir() else problem.file.parent.name
+        in_model = problem.file.name == MODEL_FILE
+        name = problem.file.parent.name if in_model else problem.file.name
         if not any(key.model == name for key in rows):
             rows[VersionKey(name, 0)] = ModelRow(name, 0, "UNAVAILABLE", str(problem))
     return [rows[key] for key in sorted(rows)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from blink_server.errors import Problem
 from blink_server.messages import CatalogUpdate
 from blink_server.repository.admin import model_rows
 from blink_server.repository.policy import VersionKey
@@ -127,3 +128,13 @@ async def test_a_model_of_which_nothing_can_be_told_says_why(rig: Rig) -> None:
     await rig.want(invalid=[invalid], held={"twice": "unreadable"})
     update = await rig.catalog.until(lambda update: bool(update.models[0].version))
     assert [entry.version for entry in update.models] == [2]
+
+
+def test_a_model_that_has_no_version_is_named_whatever_is_wrong_with_it(tmp_path: Path) -> None:
+    (tmp_path / "odd" / "model.json").mkdir(parents=True)
+    problems = [
+        Problem(tmp_path / "odd" / "model.json", "", None, "must be a regular file"),
+        Problem(tmp_path / "empty", "", None, "has no version"),
+    ]
+    rows = model_rows(WantedSet(problems=problems), [])
+    assert [(row.model, row.version) for row in rows] == [("empty", 0), ("odd", 0)]
