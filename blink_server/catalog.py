@@ -108,12 +108,14 @@ class Catalog:
             for peer in peers
         )
 
+    def is_held(self, key: EndpointKey) -> bool:
+        """Whether a worker may still give requests to the endpoint, or wait for some."""
+        return any(key in held for held in self._held.values())
+
     async def released(self, key: EndpointKey) -> None:
         """Wait until no worker holds the endpoint, which must be out of the catalog already."""
         async with self._changed:
-            await self._changed.wait_for(
-                lambda: not any(key in held for held in self._held.values())
-            )
+            await self._changed.wait_for(lambda: not self.is_held(key))
 
     async def reached(self, workers: int) -> None:
         """Wait until so many workers follow, each connected to every endpoint that there is."""

@@ -20,6 +20,10 @@ COMMANDS = {
     "check": _Command(
         "blink_server.check:check_command", "Say what is wrong in a model repository."
     ),
+    "frontend": _Command(
+        "blink_server.remote.command:frontend_command",
+        "Serve another machine's models, from a DPU.",
+    ),
     "import": _Command(
         "blink_server.importers.command:import_command", "Write a model version from a checkpoint."
     ),

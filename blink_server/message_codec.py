@@ -11,10 +11,9 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 from blink_server.errors import BlinkError
-from blink_server.messages import Message
 
 MAX_LINE = 4 * 1024 * 1024  # bytes; a catalog holds every version's config.json
 
@@ -23,7 +22,14 @@ class ProtocolError(BlinkError):
     """The other side of a control connection sent something that is not a message."""
 
 
-M = TypeVar("M")
+class Message(Protocol):
+    """A frozen record of plain fields; TYPE is its tag on the line."""
+
+    TYPE: ClassVar[str]
+
+
+R = TypeVar("R")
+M = TypeVar("M", bound=Message)
 
 
 def encode(message: Message) -> bytes:
@@ -38,7 +44,7 @@ def encode(message: Message) -> bytes:
     return encoded
 
 
-def decode(line: bytes, allowed: Iterable[type[Message]]) -> Message:
+def decode(line: bytes, allowed: Iterable[type[M]]) -> M:
     """The message of one line, which must be one of the `allowed` classes.
 
     Raises ProtocolError naming the message, the field and the value.
@@ -67,7 +73,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _role_matches(message_class: type[Message], plain: dict[str, Any]) -> bool:
+def _role_matches(message_class: type[Any], plain: dict[str, Any]) -> bool:
     for field in dataclasses.fields(message_class):
         if field.name == "role":
             return bool(plain.get("role") == field.default)
@@ -79,7 +85,7 @@ def _types(record_class: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(record_class)
 
 
-def _build(record_class: type[M], plain: Any, where: str) -> M:
+def _build(record_class: type[R], plain: Any, where: str) -> R:
     if not isinstance(plain, dict):
         raise ProtocolError(f"{where}: expected an object, found {plain!r}")
     fields = {field.name: field for field in dataclasses.fields(cast(Any, record_class))}

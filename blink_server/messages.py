@@ -115,7 +115,8 @@ class CatalogEntry:
     """One generation of a version as workers see it.
 
     `endpoint` is there only while it can be used. `awaited`: what served before has made way for
-    it, and requests had better wait. `load_seconds`: of the last load that succeeded.
+    it, and requests had better wait. `load_seconds`: of the last load that succeeded. `files`:
+    for frontends on other machines, the SHA-256 of each file that text needs.
     """
 
     model: str
@@ -130,6 +131,7 @@ class CatalogEntry:
     endpoint: Endpoint | None = None
     awaited: bool = False
     load_seconds: float = 0.0
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> EndpointKey:

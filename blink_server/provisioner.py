@@ -19,6 +19,7 @@ from blink_server.control_server import ControlServer, first_done
 from blink_server.errors import BlinkError
 from blink_server.front import Front, FrontOptions
 from blink_server.plugins import Plugins
+from blink_server.remote.door_keeper import DoorKeeper, DoorOptions
 from blink_server.repository.admin import Admin, ControlMode
 from blink_server.repository.follower import RepositoryFollower
 from blink_server.repository.manager import Manager
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _RUNNER_DRAIN_SECONDS = 5.0  # the workers are gone by then: only slots are left to be taken back
 _CONNECT_SECONDS = 10.0
+_USAGE_CHECK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class ServeOptions:
 
     `load_models`: what to load at the start in explicit mode; "*" is all. Changes are followed by
     looking every `polling_seconds`, or by the kernel's events. `settle_seconds`: how long a version
-    must have been still.
+    must have been still. `door`: how frontends on other machines are let in, if they are.
     """
 
     repositories: Sequence[Path]
@@ -53,6 +55,7 @@ class ServeOptions:
     load_models: Sequence[str] = ()
     polling_seconds: float | None = None
     settle_seconds: float = 1.0
+    door: DoorOptions | None = None
 
 
 class Provisioner:
@@ -75,10 +78,11 @@ class Provisioner:
         self._requests: LoadRequests | None
         self.wanted: WantedSet
         self.front: Front
+        self.door: DoorKeeper | None = None
         self.manager: Manager
         self._catalog = Catalog()
         self._cut_short = False
-        self._started: list[Front | Manager] = []
+        self._started: list[Front | DoorKeeper | Manager] = []
 
     async def run(self) -> None:
         """Serve until SIGTERM, SIGINT or SIGHUP; a second one ends everything at once.
@@ -104,9 +108,15 @@ class Provisioner:
             self.front.claim()
             self._started.append(self.front)
             try:
+                if self._options.door is not None:
+                    self.door = DoorKeeper(self._options.door, self._runtime)
+                    self.door.claim()
+                    self._started.append(self.door)
                 await self._serve()
             finally:
                 self.front.close()
+                if self.door is not None:
+                    self.door.close()
         finally:
             self._leave_runtime_directory()
         if self._cut_short:
@@ -149,7 +159,8 @@ class Provisioner:
             await self.manager.apply(self.wanted)
             await control.start()
             announcement = asyncio.create_task(self._announce_when_settled())
-            await first_done(self._until_stopped(), self.front.run(), self._follow())
+            door = self.door.run() if self.door is not None else self._until_stopped()
+            await first_done(self._until_stopped(), self.front.run(), door, self._follow())
             announcement.cancel()
         except BaseException:
             self._kill()
@@ -182,10 +193,21 @@ class Provisioner:
         self._stopping.set()
         await self.manager.drain()
         ending = asyncio.create_task(self._end_requests())
-        await self.front.stop()
+        await asyncio.gather(self.front.stop(), self._frontends_done())
+        if self.door is not None:
+            await self.door.stop()
         ending.cancel()
         await self.manager.close(_RUNNER_DRAIN_SECONDS)
         await control.close()
+
+    async def _frontends_done(self) -> None:
+        """Wait until frontends on other machines have no request in flight, within the timeout."""
+        if self.door is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._options.front.exit_timeout_seconds + 1):
+                while any((await self._catalog.usage()).values()):
+                    await asyncio.sleep(_USAGE_CHECK_SECONDS)  # nobody tells when it changes
 
     async def _end_requests(self) -> None:
         await asyncio.sleep(self._options.front.exit_timeout_seconds)
@@ -195,7 +217,8 @@ class Provisioner:
         await self.manager.settled()
         with contextlib.suppress(TimeoutError):  # the log says what keeps a worker from it
             await asyncio.wait_for(
-                self._catalog.reached(self._options.front.workers), _CONNECT_SECONDS
+                self._catalog.reached(self._options.front.workers + (self.door is not None)),
+                _CONNECT_SECONDS,
             )
         self._announce(self)
 

@@ -3,6 +3,7 @@
     <runtime>/lock              held (flock) by the provisioner as long as it lives
     <runtime>/control.sock      the control channel
     <runtime>/http.json         the record of gunicorn
+    <runtime>/door.json         the record of the door for frontends on other machines
     <runtime>/metrics/          the workers' metric files
     <runtime>/runner-<n>/       BLINK_RUNTIME_DIR of one runner, with its record runner.json
 
@@ -47,6 +48,10 @@ class RuntimeDirectory:
     @property
     def http_record(self) -> Path:
         return self.path / "http.json"
+
+    @property
+    def door_record(self) -> Path:
+        return self.path / "door.json"
 
     @property
     def metrics(self) -> Path:
@@ -211,6 +216,7 @@ def read_record(path: Path) -> tuple[ProcessId, dict[str, Any]] | None:
 
 def living_processes(directory: Path) -> Iterator[ProcessId]:
     """The processes recorded in a runtime directory that still run."""
-    for path in (directory / "http.json", *directory.glob("runner-*/runner.json")):
+    records = ("http.json", "door.json", "runner-*/runner.json")
+    for path in (path for pattern in records for path in directory.glob(pattern)):
         if (found := read_record(path)) is not None:
             yield found[0]

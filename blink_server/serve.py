@@ -20,6 +20,8 @@ from blink_server.logs import LEVELS, configure_logging
 from blink_server.plugin_choice import PluginChoice, plugin_options
 from blink_server.plugins import load_plugins
 from blink_server.provisioner import Provisioner, ServeOptions
+from blink_server.remote.door_keeper import DoorOptions
+from blink_server.remote.door_options import door_options
 from blink_server.repository.admin import ControlMode
 from blink_server.repository.harness import State
 from blink_server.repository.supervisor import Supervisor
@@ -118,6 +120,7 @@ from blink_server.repository.surroundings import Limits
     help="Read changed files of plugin directories again, for models loaded later.",
 )
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
+@door_options
 @http_options
 def serve_command(
     repositories: tuple[Path, ...],
@@ -138,12 +141,13 @@ def serve_command(
     plugin_choice: PluginChoice,
     reload_plugins: bool,
     log_level: str,
+    door: DoorOptions | None,
     http: HttpOptions,
 ) -> None:
     """Serve every valid version of a model repository over HTTP."""
     if load_models and model_control != ControlMode.EXPLICIT:
         raise BlinkError("--load-model needs --model-control explicit: else all models are loaded")
-    _check_access(host, api_key_file, insecure=insecure)
+    check_access(host, api_key_file, insecure=insecure)
     configure_logging(log_level)
     os.environ[LOG_LEVEL_VARIABLE] = log_level
     plugin_choice = replace(plugin_choice, reload=reload_plugins)
@@ -166,6 +170,7 @@ def serve_command(
         load_models=load_models,
         polling_seconds=polling_seconds,
         settle_seconds=settle_secs,
+        door=door,
     )
     asyncio.run(_run(options))
 
@@ -174,7 +179,7 @@ async def _run(options: ServeOptions) -> None:
     await Provisioner(options, load_plugins(), announce=_print_summary).run()
 
 
-def _check_access(host: str, api_key_file: Path | None, *, insecure: bool) -> None:
+def check_access(host: str, api_key_file: Path | None, *, insecure: bool) -> None:
     """Raises BlinkError: an unprotected host, or a key file that cannot be used."""
     if api_key_file is not None:
         read_api_keys(api_key_file)
@@ -189,6 +194,9 @@ def _print_summary(provisioner: Provisioner) -> None:
     front = provisioner.front
     url = url_of(*front.address, scheme=front.options.http.scheme)
     click.echo(f"Blink server on {url}")
+    if provisioner.door is not None:
+        host, port = provisioner.door.address
+        click.echo(f"Frontends elsewhere: blink-server frontend --connect {host}:{port}")
     supervisors = provisioner.manager.supervisors
     names = [str(s.wanted.key) for s in supervisors]
     names += [str(i.key) for i in provisioner.wanted.invalid]

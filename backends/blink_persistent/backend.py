@@ -88,6 +88,13 @@ class PersistentBackend:
             module, *options = "blink_persistent.gpu_runner.link", "--device", str(place.device)
         return [sys.executable, "-m", module, *options]
 
+    def agent_command(self, runner: str, serve: str) -> list[str]:
+        """`python -m blink_persistent.agent`; fulfils `blink_server.remote.gates.RemoteBackend`."""
+        return [
+            *(sys.executable, "-m", "blink_persistent.agent"),
+            *("--runner", runner, "--serve", serve),
+        ]
+
     async def connect(self, version: ModelVersion, endpoint: Endpoint) -> Session:
         """Attach through the endpoint's transport. Raises Unavailable."""
         connect = self.transports.get(endpoint.transport)

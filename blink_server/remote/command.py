@@ -1,0 +1,131 @@
+"""`blink-server frontend`: checks what it was asked for, then runs the frontend."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import click
+
+from blink_server.front import FrontOptions
+from blink_server.gunicorn_settings import LOG_LEVEL_VARIABLE
+from blink_server.http_options import HttpOptions, http_options
+from blink_server.listener import url_of
+from blink_server.logs import LEVELS, configure_logging
+from blink_server.plugins import DIRECTORIES_VARIABLE, load_plugins
+from blink_server.remote.credentials import read_token_file
+from blink_server.remote.door_options import split_address
+from blink_server.remote.frontend import Frontend, FrontendOptions
+from blink_server.serve import check_access
+
+_CACHE = Path("~/.cache/blink-server/text")
+
+
+@click.command("frontend")
+@click.option("--connect", metavar="HOST:PORT", required=True, help="The host's door.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="A copy of the file `token` in the host's --frontends-key-dir.",
+)
+@click.option("--transport", default="rdma", show_default=True, help="How rings are reached.")
+@click.option("--device", required=True, help="This machine's RDMA device, such as mlx5_0.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="HTTP worker processes.",
+)
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path),
+    help="File with the API keys that requests may use, one a line.",
+)
+@click.option("--insecure", is_flag=True, help="Let other machines in without an API key.")
+@click.option(
+    "--exit-timeout-secs",
+    type=click.IntRange(0, 86400),
+    default=30,
+    show_default=True,
+    help="How long open requests may go on after SIGTERM.",
+)
+@click.option(
+    "--cache-dir",
+    type=click.Path(path_type=Path),
+    default=_CACHE,
+    show_default=True,
+    help="Where tokenizers and chat templates of the host's models are kept.",
+)
+@click.option("--runtime-dir", type=click.Path(path_type=Path), help="Private folder for sockets.")
+@click.option(
+    "--plugin-dir",
+    "plugin_directories",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Folder of plugins; may be given several times.",
+)
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
+@http_options
+def frontend_command(
+    connect: str,
+    token_file: Path,
+    transport: str,
+    device: str,
+    host: str,
+    port: int,
+    workers: int,
+    api_key_file: Path | None,
+    insecure: bool,
+    exit_timeout_secs: int,
+    cache_dir: Path,
+    runtime_dir: Path | None,
+    plugin_directories: tuple[Path, ...],
+    log_level: str,
+    http: HttpOptions,
+) -> None:
+    """Serve the models of another machine over HTTP, from here (a DPU)."""
+    check_access(host, api_key_file, insecure=insecure)
+    configure_logging(log_level)
+    os.environ[LOG_LEVEL_VARIABLE] = log_level
+    if plugin_directories:
+        absolute = [str(directory.absolute()) for directory in plugin_directories]
+        os.environ[DIRECTORIES_VARIABLE] = os.pathsep.join(absolute)
+    door_host, door_port = split_address(connect, "--connect")
+    options = FrontendOptions(
+        host=door_host,
+        port=door_port,
+        credentials=read_token_file(token_file),
+        transport=transport,
+        device=device,
+        front=FrontOptions(
+            host=host,
+            port=port,
+            workers=workers,
+            exit_timeout_seconds=exit_timeout_secs,
+            api_key_file=str(api_key_file.absolute()) if api_key_file is not None else None,
+            http=http,
+        ),
+        cache=cache_dir.expanduser().absolute(),
+        runtime_directory=runtime_dir,
+    )
+    asyncio.run(_run(options))
+
+
+async def _run(options: FrontendOptions) -> None:
+    await Frontend(options, load_plugins(), announce=_print_summary).run()
+
+
+def _print_summary(frontend: Frontend) -> None:
+    front = frontend.front
+    url = url_of(*front.address, scheme=front.options.http.scheme)
+    click.echo(f"Blink frontend on {url}")
+    names = [f"{entry.model}:{entry.version}" for entry in frontend.models]
+    width = max(map(len, names), default=0)
+    for name, entry in zip(names, frontend.models, strict=True):
+        state = f"{entry.state}: {entry.reason}" if entry.reason else entry.state
+        click.echo(f"  {name:{width}}  {state}")

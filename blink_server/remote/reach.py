@@ -1,0 +1,182 @@
+"""One endpoint of the host's, reached: its text fetched, its agent running."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from blink_server.backend import Endpoint
+from blink_server.control_server import first_done
+from blink_server.errors import BlinkError, EngineFailure, Unavailable
+from blink_server.hookspecs import TokenizerLoader
+from blink_server.message_codec import MAX_LINE
+from blink_server.messages import CatalogEntry
+from blink_server.process import Process
+from blink_server.remote.gate_link import GateLink
+from blink_server.remote.gates import RemoteBackend
+from blink_server.remote.host_link import HostLink
+from blink_server.remote.messages import Attach
+from blink_server.remote.text_cache import TextCache
+
+log = logging.getLogger(__name__)
+
+_FIRST_RETRY = 0.2  # seconds
+_LONGEST_RETRY = 5.0
+_AGENT_GRACE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a frontend reaches endpoints with. `device` is this machine's, `ranges` are as many as
+    there are workers."""
+
+    host: HostLink
+    cache: TextCache
+    backends: Mapping[str, object]
+    tokenizers: Mapping[str, TokenizerLoader]
+    transport: str
+    device: str
+    ranges: int
+
+
+class Reach:
+    """All calls on one event loop; `run` is its task, from first to last."""
+
+    def __init__(
+        self, entry: CatalogEntry, means: Means, directory: Path, changed: Callable[[], None]
+    ) -> None:
+        """`directory` is its own, private; `changed` is called at every change of the three."""
+        self.entry = entry
+        self.files: Path | None = None
+        """Where the files that text needs are."""
+        self.endpoint: Endpoint | None = None
+        """Where workers may connect, from the first agent's start on."""
+        self.failure = ""
+        self._means = means
+        self._runner_socket = directory / "runner.sock"
+        self._agent_socket = directory / "ring.sock"
+        self._changed = changed
+        self.tried = asyncio.Event()
+        """It has succeeded, or failed, once."""
+
+    async def run(self) -> None:
+        """Keep an agent at the endpoint until cancelled."""
+        retry, told = _FIRST_RETRY, ""
+        while True:
+            try:
+                await self._serve()
+                reason = "its agent has ended"
+            except (BlinkError, OSError) as error:
+                reason = str(error)
+            if self.endpoint is None:
+                self._fail(reason)
+            if reason != told:
+                log.warning("%s: %s; trying again", self.entry.key, reason)
+            told = reason
+            await asyncio.sleep(retry)
+            retry = min(2 * retry, _LONGEST_RETRY)
+
+    async def _serve(self) -> None:
+        """Serve by one agent, to its end. Raises BlinkError, OSError."""
+        means, key = self._means, self.entry.key
+        backend = means.backends.get(self.entry.backend)
+        if not isinstance(backend, RemoteBackend):
+            raise Unavailable(f"no plugin here reaches the backend {self.entry.backend!r} remotely")
+        tokenizer = self.entry.config["tokenizer"]["name"]
+        if tokenizer not in means.tokenizers:
+            raise Unavailable(f"no plugin here brings the tokenizer {tokenizer!r}")
+        self.files = await means.cache.directory_with(self.entry.files)
+        asked = Attach(
+            means.transport, key.model, key.version, key.epoch, means.ranges, layout_hash=""
+        )
+        offering = _Offering(means, asked)
+        self._runner_socket.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(
+            offering.serve, str(self._runner_socket), limit=MAX_LINE
+        )
+        command = backend.agent_command(str(self._runner_socket), str(self._agent_socket))
+        process = await Process.start(command, env=os.environ, on_line=self._hear)
+        try:
+            await first_done(_ended(process), offering.until_lost())
+        finally:
+            server.close()
+            await process.terminate(_AGENT_GRACE)
+            await offering.close()
+
+    def _hear(self, line: str) -> None:
+        """A line of the agent's output."""
+        try:
+            serving = json.loads(line)["type"] == "serving"
+        except (ValueError, KeyError, TypeError):
+            log.info("agent of %s: %s", self.entry.key, line)
+            return
+        if serving:
+            self.endpoint, self.failure = Endpoint("shm", {"socket": str(self._agent_socket)}), ""
+            self.tried.set()
+            self._changed()
+
+    def _fail(self, reason: str) -> None:
+        self.failure = reason
+        self.tried.set()
+        self._changed()
+
+
+class _Offering:
+    """What an agent finds at its runner's socket: the gate's offer, with this machine's device."""
+
+    def __init__(self, means: Means, asked: Attach) -> None:
+        self._means = means
+        self._asked = asked
+        self._gate: asyncio.Future[GateLink] = asyncio.get_running_loop().create_future()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One agent, from its first line to its last."""
+        try:
+            while line := await reader.readline():
+                answer = await self._answer(json.loads(line))
+                if answer is not None:
+                    writer.write(json.dumps(answer).encode() + b"\n")
+        except (OSError, ValueError) as error:
+            log.warning("an agent said something unreadable: %s", error)
+        finally:
+            writer.close()
+
+    async def until_lost(self) -> None:
+        """Raises `Unavailable` once the ranges are lost."""
+        await (await asyncio.shield(self._gate)).keep()
+
+    async def close(self) -> None:
+        """The agent is gone: give the ranges back."""
+        if self._gate.done() and not self._gate.exception():
+            await self._gate.result().close()
+        else:
+            self._gate.cancel()
+
+    async def _answer(self, said: Mapping[str, object]) -> Mapping[str, object] | None:
+        if said.get("type") == "attach" and not self._gate.done():
+            asked = replace(self._asked, layout_hash=str(said.get("layout_hash")))
+            gate = GateLink(self._means.host, asked)
+            try:
+                await gate.open()
+            except Unavailable as error:
+                self._gate.set_exception(error)
+                return {"type": "refused", "reason": str(error)}
+            self._gate.set_result(gate)
+        if not self._gate.done():
+            raise ValueError(f"{said!r} before attach")
+        if said.get("type") == "detach":
+            return None
+        answer = dict(await self._gate.result().ask(said))
+        if answer.get("type") == "attached":
+            answer["address"] = {**answer["address"], "device": self._means.device}
+        return answer
+
+
+async def _ended(process: Process) -> None:
+    ended = await process.wait()
+    raise EngineFailure(f"its agent ended: {ended}")

@@ -1,0 +1,111 @@
+"""The gate `rdma`: ranges of a ring on this host, leased for an agent on another machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from blink_persistent.frontend.shm import lease
+from blink_persistent.ring import LAYOUT_HASH, Ring, SlotState
+from blink_server.backend import Endpoint
+from blink_server.errors import Unavailable
+from blink_server.remote.gates import GateOptions
+from rdma_frontend.device import Device
+from rdma_frontend.host import HostEnd, HostMemory
+
+_RESUMABLE_SECONDS = 30.0
+_LEASED = ("range", "epoch", "bytes", "type", "descriptors")  # what is not a limit
+
+
+async def open_gate(name: str, endpoint: Endpoint, options: GateOptions) -> RdmaGate:
+    """Lease ranges of the ring, and open the device. Raises Unavailable."""
+    if options.layout_hash != (mine := f"{LAYOUT_HASH:016x}"):
+        raise Unavailable(f"ring layout {mine} differs from the agent's {options.layout_hash}")
+    if endpoint.transport != "shm":
+        raise Unavailable(f"{name}: no RDMA to a ring reached by {endpoint.transport!r}")
+    with contextlib.ExitStack() as held:
+        # Given back last: by then nothing of the agent's can land any more.
+        connection, answer = await lease(
+            f"the runner of {name}", endpoint, held, ranges=options.ranges
+        )
+        device = Device(options.device)
+        held.callback(device.close)
+        gate = RdmaGate(device, connection, answer, options.ranges, held)
+        gate.resources = held.pop_all()
+    return gate
+
+
+class RdmaGate:
+    """Fulfils `Gate`."""
+
+    def __init__(
+        self,
+        device: Device,
+        connection: socket.socket,
+        answer: Mapping[str, Any],
+        ranges: int,
+        held: contextlib.ExitStack,
+    ) -> None:
+        """`answer` is the lease's, `held` takes what is to be given back. Raises Unavailable."""
+        self.lost = asyncio.Event()
+        self.resources = held
+        file, self._bell, _ = answer["descriptors"]
+        first, count = answer["range"], ranges
+        self._end = HostEnd(device, HostMemory(file, first_range=first, ranges=count))
+        held.callback(self._end.close)
+        ring = Ring(mmap.mmap(file, answer["bytes"]))
+        slots = slice(first * ring.slots_per_range, (first + count) * ring.slots_per_range)
+        self._words, self._status = ring.words[slots], ring.status[slots]
+        self._offer = {
+            "transport": "rdma",
+            "first_range": first,
+            "ranges": count,
+            "epoch": answer["epoch"],
+            "limits": {key: value for key, value in answer.items() if key not in _LEASED},
+            "resumable_seconds": _RESUMABLE_SECONDS,
+        }
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._end.fd, self._heard)
+        held.callback(loop.remove_reader, self._end.fd)
+        loop.add_reader(connection, self._listen, connection)
+        held.callback(loop.remove_reader, connection)
+
+    def offer(self) -> Mapping[str, Any]:
+        """Another queue pair, and other keys."""
+        return {**self._offer, "address": self._end.renew()}
+
+    def connect(self, name: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Bring this end's queue pair up."""
+        return self._end.connect(name)
+
+    def in_use(self) -> int:
+        """Slots that are not {submit, EMPTY}."""
+        state = self._status["word"] >> np.uint64(32) & np.uint64(0xFF)
+        busy = (state != SlotState.EMPTY) | (self._status["ticket"] != self._words["submit"])
+        return int(busy.sum())
+
+    def close(self) -> None:
+        """Queue pair to ERR and destroyed, regions deregistered, device, then the lease."""
+        self.resources.close()
+
+    def _heard(self) -> None:
+        if self._end.heard():
+            with contextlib.suppress(BlockingIOError):  # a full counter has woken it already
+                os.eventfd_write(self._bell, 1)
+
+    def _listen(self, connection: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            try:
+                gone = not connection.recv(4096)
+            except ConnectionError:
+                gone = True
+            if gone:
+                asyncio.get_running_loop().remove_reader(connection)
+                self.lost.set()
