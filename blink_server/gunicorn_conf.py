@@ -6,11 +6,12 @@ The command line carries what gunicorn knows (workers, bind), the environment th
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import blink_server.worker  # noqa: F401 (before the fork: workers share it and start at once)
-from blink_server.gunicorn_settings import EXIT_TIMEOUT_VARIABLE
-from blink_server.http.metrics import worker_exited
+from blink_server.gunicorn_settings import EXIT_TIMEOUT_VARIABLE, METRICS_VARIABLE
+from blink_server.http.shared_metrics import fold_worker
 
 worker_class = "blink_server.connections.Worker"
 asgi_loop = "uvloop"
@@ -37,5 +38,5 @@ def post_fork(server: Any, worker: Any) -> None:
 
 
 def child_exit(server: Any, worker: Any) -> None:
-    """In the arbiter, when a worker has ended: its live gauges go."""
-    worker_exited(worker.pid)
+    """In the arbiter, when a worker has ended: its counts stay in the sums."""
+    fold_worker(Path(os.environ[METRICS_VARIABLE]), worker.pid)

@@ -14,9 +14,12 @@ from blink_server.endpoint_link import Offers
 from blink_server.gunicorn_settings import (
     CONTROL_SOCKET_VARIABLE,
     LOG_LEVEL_VARIABLE,
+    METRICS_VARIABLE,
 )
 from blink_server.http.app import App, create_app
+from blink_server.http.metrics import Metrics
 from blink_server.http.models import ModelDirectory
+from blink_server.http.plugin_routes import add_plugin_routes
 from blink_server.http_options import settings_from
 from blink_server.logs import configure_logging
 from blink_server.plugins import load_plugins
@@ -46,12 +49,31 @@ class FollowCatalog:
         await self._follower.close()
 
 
+class ShareMetrics:
+    """Falcon middleware: this worker's metrics and the others' are told together."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    async def process_startup(self, scope: Mapping[str, Any], event: Mapping[str, Any]) -> None:
+        """Before the first request."""
+        await self._metrics.start()
+
+    async def process_shutdown(self, scope: Mapping[str, Any], event: Mapping[str, Any]) -> None:
+        """After the last request."""
+        self._metrics.close()
+
+
 def application() -> App:
     """The application of this worker, configured by the environment that `serve` has set."""
     configure_logging(os.environ.get(LOG_LEVEL_VARIABLE, "info"))
     plugins = load_plugins()
     directory = ModelDirectory()
-    app = create_app(directory, settings_from(os.environ))
+    metrics = Metrics(Path(os.environ[METRICS_VARIABLE]))
+    metrics.on_finished = lambda request: plugins.observers.request_finished(request)
+    app = create_app(directory, settings_from(os.environ), metrics=metrics)
+    app.add_middleware(ShareMetrics(metrics))
+    add_plugin_routes(app, plugins, directory)
     follower = CatalogFollower(
         Path(os.environ[CONTROL_SOCKET_VARIABLE]),
         directory,

@@ -74,8 +74,7 @@ def create_app(
 ) -> App:
     """The application that serves the models of `directory`, for one event loop.
 
-    `metrics`: a worker's own; made here if not given. With worker processes, the environment
-    variable PROMETHEUS_MULTIPROC_DIR must be set before the import of this module.
+    `metrics`: a worker's own; made here if not given, for a worker without others beside it.
     """
     settings = settings or ServerSettings()
     metrics = metrics or Metrics()

@@ -42,6 +42,7 @@ class Choice:
         *,
         operation: str,
         received_ns: int,
+        request_id: str = "",
     ) -> None:
         self.index = index
         self.prompt_index, self.number = divmod(index, request.n)
@@ -51,6 +52,7 @@ class Choice:
         self._metrics = metrics
         self._operation = operation
         self._received_ns = received_ns
+        self._request_id = request_id
         self._first_token_ns: int | None = None
         self._last_token_ns = 0
         self._tokens_after: Callable[[float], None] | None = None
@@ -133,10 +135,12 @@ class Choice:
         lease, self._lease = self._lease, None
         if lease is None:
             return
-        if outcome not in ("stop", "length"):
-            self.stream.cancel()
         self.outcome = outcome
-        lease.release()
+        try:
+            if outcome not in ("stop", "length"):
+                self.stream.cancel()
+        finally:
+            lease.release()
         version = lease.entry.version
         self._metrics.observe_finished(
             FinishedRequest(
@@ -150,6 +154,7 @@ class Choice:
                 first_token_ns=self._first_token_ns,
                 finished_ns=time.monotonic_ns(),
                 timing=timing,
+                request_id=self._request_id,
             )
         )
 

@@ -80,6 +80,7 @@ class Generation:
                     self._metrics,
                     operation=self._operation,
                     received_ns=self._received_ns,
+                    request_id=self._request_id,
                 )
                 self.choices.append(choice)
                 await self._submit(choice, first.share())

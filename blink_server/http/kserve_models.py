@@ -112,7 +112,7 @@ class KServeModelResource:
             entries = [e for e in entries if e.version.model == found.model]
             if "version" in path:
                 entries = [e for e in entries if e.version.version == found.version]
-        totals = self._metrics.triton_totals()
+        totals = await self._metrics.triton_totals()
         reply(resp, {"model_stats": [_statistics(entry, totals) for entry in entries]})
 
 

@@ -1,32 +1,30 @@
 """Prometheus metrics of the HTTP side, under the names that people already chart.
 
-vLLM's (`vllm:`), OpenTelemetry's (`gen_ai_server_`) and Triton's (`nv_inference_`). With
-PROMETHEUS_MULTIPROC_DIR set before this module is imported, every worker writes its values to
-files there and any worker's /metrics shows the sum; `worker_exited` takes a dead worker's live
-gauges back. The directory belongs to one run of the server, so that nothing stale is counted.
+vLLM's (`vllm:`), OpenTelemetry's (`gen_ai_server_`) and Triton's (`nv_inference_`). A worker counts
+in its own memory; `shared_metrics` adds the workers up.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client import (
-    CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
-    generate_latest,
+    disable_created_metrics,
 )
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.core import Metric
 
 from blink_server.backend import RequestTiming
+from blink_server.http.shared_metrics import SharedMetrics
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
-DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+# When one worker began to count says nothing of all.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
 _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
@@ -53,13 +51,21 @@ class FinishedRequest:
     first_token_ns: int | None
     finished_ns: int
     timing: RequestTiming | None
+    request_id: str = ""
 
 
 class Metrics:
-    """What one worker counts. `registry`: where to register; a fresh one if not given."""
+    """What one worker counts.
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self._registry = registry or CollectorRegistry()
+    `directory`: where the workers of one run of the server meet; without it, or until `start`, a
+    worker tells of itself alone.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._registry = CollectorRegistry()
+        self._directory = directory
+        self._shared: SharedMetrics | None = None
+        self.on_finished: Callable[[FinishedRequest], None] = lambda _: None
         self._define_gauges_and_counters()
         self._define_histograms()
 
@@ -67,39 +73,31 @@ class Metrics:
         def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
             return Counter(name, text, labels, registry=self._registry)
 
-        def gauge(name: str, text: str, labels: tuple[str, ...], mode: str) -> Gauge:
-            return Gauge(
-                name,
-                text,
-                labels,
-                registry=self._registry,
-                multiprocess_mode=mode,  # type: ignore[arg-type]
-            )
+        def gauge(name: str, text: str, labels: tuple[str, ...]) -> Gauge:
+            return Gauge(name, text, labels, registry=self._registry)
 
         self._running = gauge(
-            "vllm:num_requests_running", "Requests that have given a token", _MODEL, "livesum"
+            "vllm:num_requests_running", "Requests that have given a token", _MODEL
         )
-        self._waiting = gauge(
-            "vllm:num_requests_waiting", "Requests without a token yet", _MODEL, "livesum"
-        )
+        self._waiting = gauge("vllm:num_requests_waiting", "Requests without a token yet", _MODEL)
         self._prompt = counter("vllm:prompt_tokens", "Prompt tokens", _MODEL)
         self._generated = counter("vllm:generation_tokens", "Generated tokens", _MODEL)
         self._ended = counter(
             "vllm:request_success", "Requests ended, by reason", (*_MODEL, "finished_reason")
         )
         # Triton's counters have no _total suffix, which the library's Counter would add.
-        self._nv_success = gauge("nv_inference_request_success", "Requests served", _TRITON, "sum")
+        self._nv_success = gauge("nv_inference_request_success", "Requests served", _TRITON)
         self._nv_failure = gauge(
-            "nv_inference_request_failure", "Requests failed", (*_TRITON, "reason"), "sum"
+            "nv_inference_request_failure", "Requests failed", (*_TRITON, "reason")
         )
         self._nv_queue = gauge(
-            "nv_inference_queue_duration_us", "Time in queue, cumulative", _TRITON, "sum"
+            "nv_inference_queue_duration_us", "Time in queue, cumulative", _TRITON
         )
         self._nv_duration = gauge(
-            "nv_inference_request_duration_us", "Time of requests served", _TRITON, "sum"
+            "nv_inference_request_duration_us", "Time of requests served", _TRITON
         )
         self._last = gauge(
-            "blink_last_inference_ms", "When a request was last served, Unix time", _TRITON, "max"
+            "blink_last_inference_ms", "When a request was last served, Unix time", _TRITON
         )
         self._responses = counter(
             "blink_http_responses", "HTTP responses begun", ("method", "route", "status")
@@ -158,7 +156,11 @@ class Metrics:
         self._responses.labels(method, route, str(status)).inc()
 
     def observe_finished(self, finished: FinishedRequest) -> None:
-        """A submitted choice has ended, in whatever way."""
+        """A submitted choice has ended, in whatever way; `on_finished` hears of it too."""
+        self._count_finished(finished)
+        self.on_finished(finished)
+
+    def _count_finished(self, finished: FinishedRequest) -> None:
         model, triton = finished.model, (finished.model, str(finished.version))
         (self._waiting if finished.first_token_ns is None else self._running).labels(model).dec()
         self._prompt.labels(model).inc(finished.prompt_tokens)
@@ -179,12 +181,14 @@ class Metrics:
     def _observe_client_side(self, finished: FinishedRequest) -> None:
         model, otel = finished.model, (finished.model, finished.operation)
         whole = (finished.finished_ns - finished.received_ns) / 1e9
-        self._whole.labels(model).observe(whole)
+        # Who sees a slow bucket finds one of its requests in the logs and traces.
+        exemplar = {"request_id": finished.request_id} if finished.request_id else None
+        self._whole.labels(model).observe(whole, exemplar)
         self._otel_whole.labels(*otel).observe(whole)
         if finished.first_token_ns is None:
             return
         first = (finished.first_token_ns - finished.received_ns) / 1e9
-        self._first_token.labels(model).observe(first)
+        self._first_token.labels(model).observe(first, exemplar)
         self._otel_first.labels(*otel).observe(first)
         if finished.generated_tokens > 1:
             per_token = (whole - first) / (finished.generated_tokens - 1)
@@ -203,29 +207,30 @@ class Metrics:
             self._prefill.labels(model).observe((timing.first_token_ns - timing.prefill_ns) / 1e9)
             self._decode.labels(model).observe((timing.finished_ns - timing.first_token_ns) / 1e9)
 
-    def render(self) -> bytes:
-        """All workers' values in Prometheus's text format; only this one's without a directory."""
-        return generate_latest(self._all_workers())
+    async def start(self) -> None:
+        """Meet the other workers. Raises OSError."""
+        if self._directory is not None:
+            shared = SharedMetrics(self._registry.collect, self._directory)
+            await shared.start()
+            self._shared = shared
 
-    def triton_totals(self) -> dict[tuple[str, str, str], float]:
+    def close(self) -> None:
+        """Leave this worker's counts to the others."""
+        if self._shared is not None:
+            self._shared.close()
+
+    async def families(self) -> Iterable[Metric]:
+        """All workers' values."""
+        if self._shared is None:
+            return self._registry.collect()
+        return await self._shared.families()
+
+    async def triton_totals(self) -> dict[tuple[str, str, str], float]:
         """All workers' values of the metrics that have a model and a version, by name and these."""
         totals: dict[tuple[str, str, str], float] = {}
-        for family in self._all_workers().collect():
+        for family in await self.families():
             for sample in family.samples:
                 if {"model", "version"} <= sample.labels.keys():
                     key = sample.name, sample.labels["model"], sample.labels["version"]
                     totals[key] = totals.get(key, 0.0) + sample.value
         return totals
-
-    def _all_workers(self) -> CollectorRegistry:
-        if DIRECTORY_VARIABLE not in os.environ:
-            return self._registry
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        return registry
-
-
-def worker_exited(pid: int) -> None:
-    """Forget a dead worker's live gauges; its counters stay in the sums. For the parent process."""
-    if DIRECTORY_VARIABLE in os.environ:
-        mark_process_dead(pid)  # type: ignore[no-untyped-call]

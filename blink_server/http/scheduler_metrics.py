@@ -1,74 +1,100 @@
-"""Metrics of the schedulers, read from the sessions' rings when somebody asks.
+"""Metrics of the schedulers and their rings, read through the sessions when somebody asks.
 
-A scheduler's counters are the same in every worker, so whichever answers says them for all.
+They are the same in every worker, so whichever answers says them for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+import numpy as np
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 
-from blink_server.backend import SchedulerStats
+from blink_server.backend import SLOT_STATES, GraphLaunches, SchedulerStats
 from blink_server.http.models import ModelDirectory
 
 _LABELS = ("model_name", "version")
 
-
-class SchedulerCollector(Collector):
-    """Everything `SchedulerStats` says, for each version in service."""
-
-    def __init__(self, directory: ModelDirectory) -> None:
-        self._directory = directory
-
-    def collect(self) -> Iterator[Metric]:
-        """One family a field, one sample a version."""
-        found = list(self._stats())
-        yield _gauge("vllm:kv_cache_usage_perc", "KV memory in use, 0 to 1", found, "kv_usage")
-        yield _counter("vllm:num_preemptions", "Requests paused for others", found, "preemptions")
-        yield _gauge("blink_scheduler_rows", "Requests a decode step can serve", found, "rows")
-        yield _gauge("blink_scheduler_rows_used", "Requests that have a row", found, "rows_used")
-        yield _gauge("blink_scheduler_waiting", "Requests waiting for a row", found, "waiting")
-        yield _counter("blink_scheduler_steps", "Steps taken", found, "steps")
-        yield _counter("blink_tail_launches", "Launch windows used up", found, "tail_launches")
-        yield _counter("blink_launch_retries", "Launches tried again", found, "launch_retries")
-        launches = CounterMetricFamily(
-            "blink_graph_launches", "Graphs launched", labels=(*_LABELS, "phase")
-        )
-        for labels, stats in found:
-            launches.add_metric((*labels, "decode"), stats.decode_launches)
-            launches.add_metric((*labels, "prefill"), stats.prefill_launches)
-        yield launches
-
-    def _stats(self) -> Iterator[tuple[tuple[str, str], SchedulerStats]]:
-        for entry in self._directory.entries:
-            stats = entry.session.stats() if entry.session is not None else None
-            if stats is not None:
-                yield (entry.version.model, str(entry.version.version)), stats
+Found = Sequence[tuple[tuple[str, str], SchedulerStats]]
 
 
-def render(directory: ModelDirectory) -> bytes:
-    """The schedulers' metrics in Prometheus's text format."""
-    registry = CollectorRegistry()
-    registry.register(SchedulerCollector(directory))
-    return generate_latest(registry)
+def scheduler_families(directory: ModelDirectory) -> Iterator[Metric]:
+    """Everything that `SchedulerStats` and `SlotTable` say, for each version in service."""
+    found = list(_stats(directory))
+    yield _gauge("vllm:kv_cache_usage_perc", "KV memory in use, 0 to 1", found, "kv_usage")
+    yield _counter("vllm:num_preemptions", "Requests paused for others", found, "preemptions")
+    yield _gauge("blink_scheduler_rows", "Requests a decode step can serve", found, "rows")
+    yield _gauge("blink_scheduler_rows_used", "Requests that have a row", found, "rows_used")
+    yield _gauge("blink_scheduler_waiting", "Requests waiting for a row", found, "waiting")
+    yield _counter("blink_scheduler_steps", "Steps taken", found, "steps")
+    yield _counter("blink_scheduler_parks", "Times it stood still for a load", found, "parks")
+    yield _counter("blink_tail_launches", "Launch windows used up", found, "tail_launches")
+    yield _counter("blink_launch_retries", "Launches tried again", found, "launch_retries")
+    yield _gaps(found)
+    yield _launches(found)
+    yield _slots(directory)
 
 
-def _gauge(
-    name: str, text: str, found: Iterable[tuple[tuple[str, str], SchedulerStats]], field: str
-) -> GaugeMetricFamily:
+def graph_label(graph: GraphLaunches) -> str:
+    """A graph's key in one word: rows of a decode step, sequences x tokens of a prefill."""
+    if graph.phase == "decode":
+        return str(graph.sequences)
+    return f"{graph.sequences}x{graph.tokens}"
+
+
+def _stats(directory: ModelDirectory) -> Iterator[tuple[tuple[str, str], SchedulerStats]]:
+    for entry in directory.entries:
+        stats = entry.session.stats() if entry.session is not None else None
+        if stats is not None:
+            yield (entry.version.model, str(entry.version.version)), stats
+
+
+def _gauge(name: str, text: str, found: Found, field: str) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, text, labels=_LABELS)
     for labels, stats in found:
         family.add_metric(labels, getattr(stats, field))
     return family
 
 
-def _counter(
-    name: str, text: str, found: Iterable[tuple[tuple[str, str], SchedulerStats]], field: str
-) -> CounterMetricFamily:
+def _counter(name: str, text: str, found: Found, field: str) -> CounterMetricFamily:
     family = CounterMetricFamily(name, text, labels=_LABELS)
     for labels, stats in found:
         family.add_metric(labels, getattr(stats, field))
+    return family
+
+
+def _gaps(found: Found) -> SummaryMetricFamily:
+    family = SummaryMetricFamily(
+        "blink_scheduler_gap_seconds", "Time between a step and the next", labels=_LABELS
+    )
+    for labels, stats in found:
+        family.add_metric(labels, stats.gaps, stats.gap_seconds)
+    return family
+
+
+def _launches(found: Found) -> CounterMetricFamily:
+    family = CounterMetricFamily(
+        "blink_graph_launches", "Graphs launched", labels=(*_LABELS, "phase", "key")
+    )
+    for labels, stats in found:
+        for graph in stats.graphs:
+            family.add_metric((*labels, graph.phase, graph_label(graph)), graph.launches)
+    return family
+
+
+def _slots(directory: ModelDirectory) -> GaugeMetricFamily:
+    family = GaugeMetricFamily("blink_ring_slots", "Slots by state", labels=(*_LABELS, "state"))
+    for entry in directory.entries:
+        table = entry.session.slots() if entry.session is not None else None
+        if table is None:
+            continue
+        counts = np.bincount(table.states, minlength=len(SLOT_STATES)).tolist()
+        for state, count in zip(SLOT_STATES, counts, strict=True):
+            labels = entry.version.model, str(entry.version.version), state
+            family.add_metric(labels, count)
     return family

@@ -10,11 +10,12 @@ import falcon
 import falcon.asgi
 
 from blink_server.errors import Unavailable
-from blink_server.http.metrics import CONTENT_TYPE, Metrics
+from blink_server.http.exposition import expose
+from blink_server.http.metrics import Metrics
 from blink_server.http.model_entry import ModelEntry, ServerState, why_not_ready
-from blink_server.http.model_metrics import render as render_models
+from blink_server.http.model_metrics import model_families
 from blink_server.http.models import ModelDirectory
-from blink_server.http.scheduler_metrics import render as render_schedulers
+from blink_server.http.scheduler_metrics import scheduler_families
 from blink_server.repository.harness import State
 
 
@@ -134,10 +135,13 @@ class MetricsResource:
         self._directory = directory
 
     async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
-        """The values of all workers together, and the schedulers'."""
-        resp.content_type = CONTENT_TYPE
-        resp.data = (
-            self._metrics.render()
-            + render_models(self._directory)
-            + render_schedulers(self._directory)
-        )
+        """The values of all workers together, the versions' and the schedulers'.
+
+        In OpenMetrics form, with exemplars, for those who accept it, else in Prometheus's.
+        """
+        families = [
+            *await self._metrics.families(),
+            *model_families(self._directory),
+            *scheduler_families(self._directory),
+        ]
+        resp.data, resp.content_type = expose(families, req.get_header("Accept") or "")

@@ -21,7 +21,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -187,8 +186,6 @@ def run(rate: float, *, connections: int, seconds: float, profile: str | None = 
     }
     if profile is not None:
         environment[PROFILE] = profile
-    metrics = tempfile.TemporaryDirectory()
-    environment["PROMETHEUS_MULTIPROC_DIR"] = metrics.name  # as `serve` has it
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [
             *(sys.executable, "-m", "gunicorn", "--workers", "1"),
@@ -211,7 +208,6 @@ def run(rate: float, *, connections: int, seconds: float, profile: str | None = 
     finally:
         os.sched_setaffinity(0, cores)
         _end(process)
-        metrics.cleanup()
 
 
 def _end(gunicorn: subprocess.Popen[bytes]) -> None:

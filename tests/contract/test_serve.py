@@ -314,7 +314,7 @@ async def test_workers_that_cannot_start_end_the_server_with_an_error(
 ) -> None:
     write_fake_version(repository)
     plugin = short_path / "plugins" / "worker_only.py"
-    plugin.write_text("import os\nassert 'PROMETHEUS_MULTIPROC_DIR' not in os.environ, 'boom'\n")
+    plugin.write_text("import os\nassert 'BLINK_METRICS_DIRECTORY' not in os.environ, 'boom'\n")
     plugin.chmod(0o600)
     server = await start()
     assert await server.exit() == 1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from blink_server.backend import SchedulerStats
+from blink_server.backend import GraphLaunches, SchedulerStats, SlotTable
 
 STATS = SchedulerStats(
     rows=8,
@@ -19,12 +21,24 @@ STATS = SchedulerStats(
     tail_launches=1,
     launch_retries=4,
     preemptions=5,
+    parks=2,
+    gaps=80,
+    gap_seconds=0.004,
+    graphs=(GraphLaunches("decode", 8, 8, 90), GraphLaunches("prefill", 2, 64, 10)),
+)
+SLOTS = SlotTable(
+    states=np.array([0, 3, 3, 1], np.uint8),
+    tickets=np.array([0, 1, 2, 1], np.uint32),
+    generated=np.array([0, 5, 6, 0], np.uint32),
+    ages=np.array([0, 1, 1, 0.5]),
+    slots_per_range=4,
 )
 
 
 async def test_every_field_is_exposed_for_each_version(worker: Any, monkeypatch: Any) -> None:
     session = worker.session("hello")
     monkeypatch.setattr(session, "stats", lambda: STATS)
+    monkeypatch.setattr(session, "slots", lambda: SLOTS)
     silent = worker.session("hello")
     worker.directory.publish([worker.entry(session, version=1), worker.entry(silent, version=2)])
     text = (await worker.get("/metrics")).text
@@ -45,6 +59,37 @@ async def test_every_field_is_exposed_for_each_version(worker: Any, monkeypatch:
         ("blink_scheduler_steps_total", "tiny", "1"): 100,
         ("blink_tail_launches_total", "tiny", "1"): 1,
         ("blink_launch_retries_total", "tiny", "1"): 4,
-        ("blink_graph_launches_total", "tiny", "decode", "1"): 90,
-        ("blink_graph_launches_total", "tiny", "prefill", "1"): 10,
+        ("blink_scheduler_parks_total", "tiny", "1"): 2,
+        ("blink_scheduler_gap_seconds_count", "tiny", "1"): 80,
+        ("blink_scheduler_gap_seconds_sum", "tiny", "1"): 0.004,
+        ("blink_graph_launches_total", "8", "tiny", "decode", "1"): 90,
+        ("blink_graph_launches_total", "2x64", "tiny", "prefill", "1"): 10,
+        ("blink_ring_slots", "tiny", "EMPTY", "1"): 1,
+        ("blink_ring_slots", "tiny", "PREFILL_PENDING", "1"): 1,
+        ("blink_ring_slots", "tiny", "PREFILL_PROCESSING", "1"): 0,
+        ("blink_ring_slots", "tiny", "DECODE_PROCESSING", "1"): 2,
+        ("blink_ring_slots", "tiny", "DECODE_PAUSED", "1"): 0,
+        ("blink_ring_slots", "tiny", "DECODE_COMPLETED", "1"): 0,
     }
+
+
+async def test_both_text_forms_can_be_parsed_and_say_the_same(worker: Any) -> None:
+    worker.serve("hello")
+    assert (await worker.chat("Hi")).status_code == 200
+    await worker.get("/metrics")  # so that both count one like themselves
+    plain = await worker.get("/metrics")
+    open_metrics = await worker.get("/metrics", headers={"Accept": "application/openmetrics-text"})
+    assert plain.headers["content-type"].startswith("text/plain")
+    assert open_metrics.headers["content-type"].startswith("application/openmetrics-text")
+    one = {
+        (sample.name, *sample.labels.items()): sample.value
+        for family in text_string_to_metric_families(plain.text)
+        for sample in family.samples
+    }
+    other = {
+        (sample.name, *sample.labels.items()): sample.value
+        for family in openmetrics.text_string_to_metric_families(open_metrics.text)  # type: ignore[no-untyped-call]
+        for sample in family.samples
+    }
+    assert one.keys() == other.keys()
+    assert all(str(name).startswith(("vllm:", "gen_ai_", "nv_", "blink_")) for name, *_ in one)

@@ -1,55 +1,165 @@
-"""Metrics over worker processes: real processes, since prometheus-client decides at import."""
+"""Metrics over worker processes: whoever is asked tells of all, also of those that are gone."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
-import subprocess
+import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-WORK = """
-import os, sys
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
+
 from blink_server.backend import RequestTiming
+from blink_server.http.exposition import expose
 from blink_server.http.metrics import FinishedRequest, Metrics
-metrics = Metrics()
-metrics.submitted("m")
-metrics.submitted("m")
-metrics.first_token("m")
-metrics.observe_finished(FinishedRequest(
-    model="m", version=1, operation="chat", outcome="stop", prompt_tokens=3, generated_tokens=4,
-    received_ns=0, first_token_ns=10**9, finished_ns=2 * 10**9, timing=RequestTiming(1, 2, 3, 4),
-))
-print(os.getpid())
+from blink_server.http.shared_metrics import fold_worker
+
+WORKER = """
+import asyncio, sys
+from pathlib import Path
+sys.path.append(sys.argv[2])
+from test_metrics import count
+from blink_server.http.metrics import Metrics
+
+async def main():
+    metrics = Metrics(Path(sys.argv[1]))
+    count(metrics, "worker")
+    await metrics.start()
+    print("counted", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    metrics.close()
+
+asyncio.run(main())
 """
 
-RENDER = """
-import sys
-from blink_server.http.metrics import Metrics, worker_exited
-for pid in sys.argv[1:]:
-    worker_exited(int(pid))
-print(Metrics().render().decode())
-"""
+
+def count(metrics: Metrics, request_id: str) -> None:
+    """Two requests, of which one has ended."""
+    metrics.submitted("m")
+    metrics.submitted("m")
+    metrics.first_token("m")
+    metrics.observe_finished(
+        FinishedRequest(
+            model="m",
+            version=1,
+            operation="chat",
+            outcome="stop",
+            prompt_tokens=3,
+            generated_tokens=4,
+            received_ns=0,
+            first_token_ns=10**9,
+            finished_ns=2 * 10**9,
+            timing=RequestTiming(1, 2, 3, 4),
+            request_id=request_id,
+        )
+    )
 
 
-def run(directory: Path, code: str, *arguments: str) -> str:
-    environment = {
-        **os.environ,
-        "PROMETHEUS_MULTIPROC_DIR": str(directory),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    return done.stdout
+@asynccontextmanager
+async def worker(directory: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process that has counted and answers; it leaves when its input ends."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", WORKER, str(directory), str(Path(__file__).parent)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"counted\n"
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
-def test_workers_are_summed_and_the_dead_hold_nothing(tmp_path: Path) -> None:
-    pids = [run(tmp_path, WORK).strip() for _ in range(2)]
-    both = run(tmp_path, RENDER)
-    assert 'vllm:num_requests_waiting{model_name="m"} 2.0' in both
-    assert 'vllm:generation_tokens_total{model_name="m"} 8.0' in both
-    assert 'nv_inference_request_success{model="m",version="1"} 2.0' in both
-    assert 'vllm:time_to_first_token_seconds_bucket{le="1.0",model_name="m"} 2.0' in both
-    one_dead = run(tmp_path, RENDER, pids[0])
-    assert 'vllm:num_requests_waiting{model_name="m"} 1.0' in one_dead
-    assert 'vllm:generation_tokens_total{model_name="m"} 8.0' in one_dead
-    assert 'nv_inference_request_success{model="m",version="1"} 2.0' in one_dead
+@asynccontextmanager
+async def started(directory: Path) -> AsyncIterator[Metrics]:
+    metrics = Metrics(directory)
+    await metrics.start()
+    try:
+        yield metrics
+    finally:
+        metrics.close()
+
+
+async def value(metrics: Metrics, name: str) -> float:
+    families = await metrics.families()
+    return sum(s.value for family in families for s in family.samples if s.name == name)
+
+
+def left_in(directory: Path) -> set[str]:
+    return {path.stem for path in directory.iterdir()}
+
+
+WAITING, TOKENS = "vllm:num_requests_waiting", "vllm:generation_tokens_total"
+
+
+async def test_workers_are_summed(tmp_path: Path) -> None:
+    async with started(tmp_path) as metrics, worker(tmp_path):
+        count(metrics, "here")
+        assert await value(metrics, WAITING) == 2
+        assert await value(metrics, TOKENS) == 8
+        assert await value(metrics, "nv_inference_request_success") == 2
+        assert (await metrics.triton_totals())["nv_inference_request_success", "m", "1"] == 2
+
+
+async def test_one_that_leaves_keeps_its_counts_and_holds_nothing(tmp_path: Path) -> None:
+    async with started(tmp_path) as metrics, worker(tmp_path) as other:
+        await other.communicate(b"")  # closes its input
+        for _ in range(2):  # before and after the arbiter has seen it
+            assert await value(metrics, WAITING) == 0
+            assert await value(metrics, TOKENS) == 4
+            fold_worker(tmp_path, other.pid)
+        assert left_in(tmp_path) == {"lock", "past", str(os.getpid())}
+
+
+async def test_what_a_killed_one_has_told_is_never_taken_back(tmp_path: Path) -> None:
+    async with started(tmp_path) as metrics, worker(tmp_path) as told, worker(tmp_path) as silent:
+        (tmp_path / f"{silent.pid}.sock").rename(tmp_path / "elsewhere")
+        assert await value(metrics, TOKENS) == 4
+        for process in (told, silent):
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+            fold_worker(tmp_path, process.pid)
+        assert await value(metrics, TOKENS) == 4
+
+
+async def test_one_that_hangs_is_shown_as_it_was(tmp_path: Path) -> None:
+    async with started(tmp_path) as metrics, worker(tmp_path) as other:
+        assert await value(metrics, TOKENS) == 4
+        os.kill(other.pid, signal.SIGSTOP)
+        assert await value(metrics, TOKENS) == 4
+        os.kill(other.pid, signal.SIGCONT)
+
+
+async def test_a_damaged_file_costs_its_own_counts_only(tmp_path: Path) -> None:
+    (tmp_path / "1234567.json").write_text('[{"name": "vllm:gen')
+    async with started(tmp_path) as metrics:
+        count(metrics, "here")
+        assert await value(metrics, TOKENS) == 4
+
+
+async def test_the_newest_exemplar_of_a_bucket_is_shown(tmp_path: Path) -> None:
+    async with started(tmp_path) as metrics, worker(tmp_path):
+        count(metrics, "newest")
+        text, _ = expose([*await metrics.families()], "application/openmetrics-text")
+        exemplars = {
+            sample.exemplar.labels["request_id"]
+            for family in parse(text.decode())  # type: ignore[no-untyped-call]
+            for sample in family.samples
+            if sample.exemplar is not None
+        }
+        assert exemplars == {"newest"}
+
+
+async def test_nobody_else_may_read_what_workers_tell(tmp_path: Path) -> None:
+    async with started(tmp_path) as metrics:
+        await metrics.families()
+        assert (tmp_path / f"{os.getpid()}.sock").stat().st_mode & 0o077 == 0
+    told = json.loads((tmp_path / f"{os.getpid()}.json").read_text())
+    assert {"name", "help", "type", "samples"} == set(told[0])
