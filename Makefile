@@ -5,9 +5,10 @@ PORT ?= 8000
 
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := CMakeLists.txt $(shell find backends/blink_persistent/csrc -type f)
+NATIVE := backends/blink_persistent/csrc plugins/blink_bpe/csrc
+SOURCES := CMakeLists.txt $(shell find $(NATIVE) -type f)
 CHECKED := blink_server backends plugins tests tools
-CXX_SOURCES := $(shell find backends/blink_persistent/csrc -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+CXX_SOURCES := $(shell find $(NATIVE) -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: help demo stop test test-all coverage lint format bench bench-llama bench-steps stubs clean
 .DEFAULT_GOAL := help
@@ -26,7 +27,7 @@ help:
 	@echo "make bench-steps what a step costs beside its engine, and a claim among 4,096 slots"
 	@echo "make lint        ruff, clang-format and mypy alone"
 	@echo "make format      rewrite Python and C++ in the project's format"
-	@echo "make stubs       write the native module's type stub again"
+	@echo "make stubs       write the native modules' type stubs again"
 	@echo "make clean       remove what was built and installed; imported models stay"
 	@echo "PYTHON=python3.12 in front of or behind any of them chooses the interpreter of .venv"
 
@@ -82,6 +83,7 @@ bench-steps: $(VENV)/installed-dev
 
 stubs: $(VENV)/installed-dev
 	$(BIN)/python -m nanobind.stubgen -m blink_persistent._native -o backends/blink_persistent/_native.pyi
+	$(BIN)/python -m nanobind.stubgen -m blink_bpe._bpe -o plugins/blink_bpe/blink_bpe/_bpe.pyi
 
 clean: stop
 	rm -rf $(VENV) build .run .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov

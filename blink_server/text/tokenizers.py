@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +45,17 @@ class Tokenizer(Protocol):
         ...
 
 
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """A panic of the library is no `Exception`, and would end a whole process."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # a type that no module exports
+            raise
+        raise RuntimeError(f"the tokenizers library has panicked: {error}") from error
+
+
 class HuggingFaceTokenizer:
     """A tokenizer.json read by the `tokenizers` library."""
 
@@ -54,7 +66,8 @@ class HuggingFaceTokenizer:
         decoder cannot be applied token by token.
         """
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(serialized)
+            with _panics_as_errors():
+                self._tokenizer = tokenizers.Tokenizer.from_str(serialized)
         except Exception as error:  # the library raises bare Exception
             raise ValueError(str(error)) from error
         # A prompt is never cut or padded behind its sender's back.
@@ -86,6 +99,14 @@ class HuggingFaceTokenizer:
             problem = Problem(path, "", None, f"is not a tokenizer: {error}")
         raise InvalidModel([problem])
 
+    def document(self) -> dict[str, Any]:
+        """The tokenizer.json as the library understands it: complete, and in its newest form."""
+        document: dict[str, Any] = json.loads(self._tokenizer.to_str())
+        if isinstance(document["model"].get("vocab"), dict):
+            # Of several tokens of one id the library writes one only.
+            document["model"]["vocab"] = self._tokenizer.get_vocab(with_added_tokens=False)
+        return document
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """See `Tokenizer.encode`; releases the interpreter lock while it works."""
         try:
@@ -95,9 +116,10 @@ class HuggingFaceTokenizer:
                 f"the text has a lone surrogate (position {error.start}), which no encoding allows"
             ) from error
         # Of the library's calls only those for batches release the lock.
-        [encoding] = self._tokenizer.encode_batch_fast(
-            [text], add_special_tokens=add_special_tokens
-        )
+        with _panics_as_errors():
+            [encoding] = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
         ids: list[int] = encoding.ids
         return ids
 

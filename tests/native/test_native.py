@@ -16,7 +16,10 @@ import pytest
 import blink_persistent
 
 HERE = Path(__file__).parent
-INCLUDE = Path(blink_persistent.__file__).parent / "csrc" / "include"
+INCLUDES = [
+    Path(blink_persistent.__file__).parent / "csrc" / "include",
+    HERE.parents[1] / "plugins" / "blink_bpe" / "csrc" / "include",
+]
 SANITIZERS = {
     "thread": ["-fsanitize=thread"],
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
@@ -29,8 +32,9 @@ Build = Callable[[str, str], Path]
 def compile_program(source: Path, sanitizer: str, target: Path) -> None:
     compiler = os.environ.get("CXX", "g++")
     options = ["-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+    includes = [f"-I{directory}" for directory in INCLUDES]
     subprocess.run(
-        [compiler, *options, *SANITIZERS[sanitizer], "-I", INCLUDE, source, "-o", target],
+        [compiler, *options, *SANITIZERS[sanitizer], *includes, source, "-o", target],
         check=True,
         timeout=LIMIT_SECONDS,
     )
@@ -87,3 +91,8 @@ def test_a_launch_that_fails_ends_its_requests(build: Build) -> None:
 @pytest.mark.parametrize("sanitizer", [pytest.param("address", marks=pytest.mark.slow), "thread"])
 def test_graphs_that_a_host_drives(build: Build, sanitizer: str) -> None:
     assert "right" in run(build("host_driven", sanitizer))
+
+
+@pytest.mark.slow
+def test_the_tokenizer_on_random_text(build: Build) -> None:
+    assert "right" in run(build("blink_bpe", "address"))

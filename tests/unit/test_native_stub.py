@@ -1,4 +1,4 @@
-"""The native module's committed type stub says what the built module has."""
+"""The native modules' committed type stubs say what the built modules have."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import pytest
+
+import blink_bpe
 import blink_persistent
 
-STUB = Path(blink_persistent.__file__).with_name("_native.pyi")
+MODULES = [(blink_persistent, "_native"), (blink_bpe, "_bpe")]
 
 
-def test_the_stub_is_that_of_the_built_module(tmp_path: Path) -> None:
-    made = tmp_path / "_native.pyi"
-    command = [sys.executable, "-m", "nanobind.stubgen", "-m", "blink_persistent._native"]
-    subprocess.run([*command, "-o", str(made)], check=True, capture_output=True)
+@pytest.mark.parametrize(("package", "module"), MODULES)
+def test_the_stub_is_that_of_the_built_module(
+    package: ModuleType, module: str, tmp_path: Path
+) -> None:
+    made = tmp_path / "made.pyi"
+    name = f"{package.__name__}.{module}"
+    command = [sys.executable, "-m", "nanobind.stubgen", "-m", name, "-o", str(made)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert package.__file__ is not None
+    stub = Path(package.__file__).with_name(f"{module}.pyi")
     # Compared as syntax trees: how the generator breaks lines is not the module's affair.
-    committed, current = (ast.dump(ast.parse(path.read_text()), indent=1) for path in (STUB, made))
+    committed, current = (ast.dump(ast.parse(path.read_text()), indent=1) for path in (stub, made))
     assert committed == current, "the stub is out of date: make stubs"

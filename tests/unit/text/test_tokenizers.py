@@ -96,6 +96,13 @@ def test_other_threads_run_while_a_long_text_is_encoded(byte_level: HuggingFaceT
     assert turns > 10_000  # with the lock held it is a few switches' worth
 
 
+def test_a_panic_of_the_library_is_an_error() -> None:
+    document = json.loads(byte_level_tokenizer())
+    document["model"]["continuing_subword_prefix"] = "a prefix longer than any token"
+    with pytest.raises(ValueError, match="panicked"):
+        HuggingFaceTokenizer(json.dumps(document))
+
+
 def test_no_token_is_longer_than_said(byte_level: HuggingFaceTokenizer) -> None:
     lengths = [len(byte_level.token_bytes(id_)) for id_ in range(byte_level.vocabulary_size)]
     assert 1 < max(lengths) <= byte_level.longest_token

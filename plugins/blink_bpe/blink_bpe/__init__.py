@@ -1,0 +1,1 @@
+"""The fast byte-level BPE tokenizer, as a plugin of the Blink server."""
