@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -47,15 +48,24 @@ def control_socket(runtime_dir: Path | None) -> Path:
 def show_models(runtime_dir: Path | None, *, watch: bool, as_json: bool) -> None:
     """Print the table, or JSON; with `watch` until Ctrl-C."""
     socket = control_socket(runtime_dir)
-    if as_json:
-        while True:
-            click.echo(json.dumps([asdict(row) for row in _rows(socket)]))
-            if not watch:
-                return
-            time.sleep(_REFRESH_SECONDS)
-    if not watch:
-        Console().print(_table(_rows(socket)))
-        return
+    with contextlib.suppress(KeyboardInterrupt) if watch else contextlib.nullcontext():
+        if as_json:
+            _print_json(socket, watch=watch)
+        elif watch:
+            _show_live(socket)
+        else:
+            Console().print(_table(_rows(socket)))
+
+
+def _print_json(socket: Path, *, watch: bool) -> None:
+    while True:
+        click.echo(json.dumps([asdict(row) for row in _rows(socket)]))
+        if not watch:
+            return
+        time.sleep(_REFRESH_SECONDS)
+
+
+def _show_live(socket: Path) -> None:
     with Live(_table(_rows(socket)), auto_refresh=False, screen=False) as live:
         while True:
             time.sleep(_REFRESH_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -60,6 +61,36 @@ async def test_the_table_its_json_and_its_live_form(start: Start, repository: Pa
     assert [row["model"] for row in first] == [row["model"] for row in second]
     await live.terminate(10.0)
     stream.close()
+
+
+async def test_the_live_table_follows_until_it_is_interrupted(
+    start: Start, repository: Path
+) -> None:
+    directory = write_fake_version(repository)
+    server = await start("--settle-secs=0")
+    await server.ready()
+    lines: asyncio.Queue[str] = asyncio.Queue()
+    live = await Process.start(
+        [
+            *(sys.executable, "-m", "blink_server", "models", "--watch"),
+            f"--runtime-dir={server.runtime}",
+        ],
+        env={**os.environ, "COLUMNS": "160", "FORCE_COLOR": "1"},
+        on_line=lines.put_nowait,
+    )
+
+    async def shown(*words: str) -> None:
+        async with asyncio.timeout(60):
+            while True:
+                line = await lines.get()
+                if all(word in line for word in words):
+                    return
+
+    await shown("echo", "READY")
+    (directory / "tokenizer.json").unlink()
+    await shown("echo", "READY", "reload:")
+    live.signal(signal.SIGINT)
+    assert (await asyncio.wait_for(live.wait(), 60)).code == 0
 
 
 async def test_load_and_unload_by_the_server_s_user(start: Start, repository: Path) -> None:
