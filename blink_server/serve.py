@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from blink_server.api_keys import read_api_keys
+from blink_server.control import SCHEDULER_VARIABLE
 from blink_server.errors import BlinkError
 from blink_server.front import FrontOptions
 from blink_server.gunicorn_settings import LOG_LEVEL_VARIABLE
@@ -119,6 +120,11 @@ from blink_server.repository.surroundings import Limits
     default=False,
     help="Read changed files of plugin directories again, for models loaded later.",
 )
+@click.option(
+    "--scheduler",
+    type=click.Choice(["device", "host"]),
+    help="Who launches a GPU's steps; else each config.json says. [default: device]",
+)
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
 @door_options
 @http_options
@@ -140,6 +146,7 @@ def serve_command(
     runtime_dir: Path | None,
     plugin_choice: PluginChoice,
     reload_plugins: bool,
+    scheduler: str | None,
     log_level: str,
     door: DoorOptions | None,
     http: HttpOptions,
@@ -150,6 +157,8 @@ def serve_command(
     check_access(host, api_key_file, insecure=insecure)
     configure_logging(log_level)
     os.environ[LOG_LEVEL_VARIABLE] = log_level
+    if scheduler is not None:
+        os.environ[SCHEDULER_VARIABLE] = scheduler
     plugin_choice = replace(plugin_choice, reload=reload_plugins)
     os.environ.update(plugin_choice.variables())  # for workers and runners
     options = ServeOptions(

@@ -82,11 +82,10 @@ class PersistentBackend:
         """A runner of its own on the CPU; on a GPU a link to the one that owns the GPU."""
         engine: Engine = self.engines[version.config["engine"]["name"]]()
         place = engine.place(version)
-        if place is None:
-            module, *options = "blink_persistent.runner", "--threads", str(threads)
-        else:
-            module, *options = "blink_persistent.gpu_runner.link", "--device", str(place.device)
-        return [sys.executable, "-m", module, *options]
+        runner = ["blink_persistent.runner"]
+        if place is not None:
+            runner = ["blink_persistent.gpu_runner.link", "--device", str(place.device)]
+        return [sys.executable, "-m", *runner, "--threads", str(threads)]
 
     def agent_command(self, runner: str, serve: str) -> list[str]:
         """`python -m blink_persistent.agent`; fulfils `blink_server.remote.gates.RemoteBackend`."""

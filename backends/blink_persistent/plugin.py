@@ -15,6 +15,12 @@ def _onnx_cpu() -> Any:
     return OnnxCpuEngine()
 
 
+def _cuda() -> Any:
+    from blink_persistent.engines.cuda.engine import CudaEngine
+
+    return CudaEngine()
+
+
 def _scripted() -> Any:
     from blink_persistent.engines.scripted import ScriptedEngine
 
@@ -35,8 +41,8 @@ async def _shm(version: ModelVersion, endpoint: Endpoint) -> Session:
 
 @hookimpl
 def blink_engines() -> Mapping[str, Factory]:
-    """`onnx_cpu`, `scripted`."""
-    return {"onnx_cpu": _onnx_cpu, "scripted": _scripted}
+    """`onnx_cpu`, `cuda`, `scripted`."""
+    return {"onnx_cpu": _onnx_cpu, "cuda": _cuda, "scripted": _scripted}
 
 
 @hookimpl
