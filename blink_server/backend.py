@@ -54,13 +54,44 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class TokenBytes:
+    """What every token of a vocabulary adds to a text: token i is data[offsets[i] : offsets[i + 1]].
+
+    data: uint8 [bytes]; offsets: uint64 [vocabulary_size + 1]. A token without bytes is never part
+    of a constrained text. One object for all grammars of a tokenizer.
+    """
+
+    data: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grammar:
+    """The texts that an answer may be: an automaton over their bytes, whose state 0 is the first.
+
+    class_of: uint8 [256], bytes that are alike; next: int32 [states, classes], -1 where the byte is
+    refused; accepting: uint8 [states], 1 where a text may end. Every state leads to one of those.
+    digest: equal for equal automata. param: the request's field that asks for it.
+    """
+
+    class_of: npt.NDArray[np.uint8]
+    next: npt.NDArray[np.int32]
+    accepting: npt.NDArray[np.uint8]
+    digest: str
+    tokens: TokenBytes
+    param: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """One sequence to generate: the validated record that becomes one slot.
 
     `prompt_ids` is not empty and, with one generated token, fits the context. `stop_token_ids`
     end the request like an end-of-sequence id does; `ignore_eos` turns only the model's own
-    end-of-sequence ids off. `priority` 0 is served first; larger numbers later.
+    end-of-sequence ids off. `priority` 0 is served first; larger numbers later. With a `grammar`
+    the answer is the beginning of one of its texts, and a whole one where it ends with an
+    end-of-sequence id; that is held inside the step, and `min_tokens` and `ignore_eos` give way.
     """
 
     prompt_ids: Sequence[int]
@@ -70,6 +101,7 @@ class GenerateRequest:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     priority: int = 0
+    grammar: Grammar | None = None
     request_id: str = ""
 
 
@@ -206,7 +238,8 @@ class Session(Protocol):
         """Hand a request over; returns when it is in its slot.
 
         Raises `Overloaded` when no slot or arena space is free, `Unavailable` when the endpoint
-        is closed (retry on the version's next endpoint), `InvalidRequest` when a limit is passed.
+        is closed (retry on the version's next endpoint), `InvalidRequest` when a limit is passed,
+        also by the tables that its grammar needs.
         """
         ...
 

@@ -158,6 +158,9 @@ class TokenTrie:
     @property
     def vocabulary_size(self) -> int: ...
 
+def grammar_hash(table: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+    """The hash that a table says it has; 0 of what is no table."""
+
 def build_grammar(trie: TokenTrie, class_of: NDArray[numpy.uint8], next: NDArray[numpy.int32], accepting: NDArray[numpy.uint8], *, most_words: int, seconds: float) -> NDArray[numpy.int32]:
     """
     A table of grammar_table.h. Raises GrammarTooLarge, GrammarTooSlow, GrammarUnwritable.

@@ -15,6 +15,7 @@ from blink_persistent.ring import Ring, SlotState
 
 _FULL_LENGTH_REQUESTS = 64  # of a range: what its arenas hold at full context length
 _AUX_WORDS = 64 * 1024  # stop ids and biases of a range
+_WORDS_PER_MIB = (1 << 20) // 4
 
 
 def ring_shape(limits: Mapping[str, Any], shape: EngineShape) -> _native.RingShape:
@@ -25,7 +26,7 @@ def ring_shape(limits: Mapping[str, Any], shape: EngineShape) -> _native.RingSha
         slots_per_range=_native.RANGE_GRANULE,
         prompt_words=arena,
         output_words=2 * arena,
-        aux_words=_AUX_WORDS,
+        aux_words=_AUX_WORDS + limits["grammar_mib"] * _WORDS_PER_MIB,
     )
 
 

@@ -55,6 +55,7 @@ def test_fills_in_every_default(tmp_path: Path) -> None:
             "max_prefill_tokens": 256,
             "slots": 4096,
             "max_queue": 4096,
+            "grammar_mib": 16,
             "step_timeout_seconds": 30,
             "memory_fraction": 0.9,
         },
@@ -106,8 +107,8 @@ def test_a_loaded_config_shares_nothing_with_the_schema(tmp_path: Path) -> None:
             {"limits": []},
             "limits",
             [],
-            "must be an object; its fields are context_length, cpu_threads, max_prefill_tokens, "
-            "max_queue, max_rows, memory_fraction, slots, step_timeout_seconds",
+            "must be an object; its fields are context_length, cpu_threads, grammar_mib, "
+            "max_prefill_tokens, max_queue, max_rows, memory_fraction, slots, step_timeout_seconds",
         ),
         ({"source": []}, "source", [], "must be an object"),
         ({"limits": {}}, "limits.context_length", None, "is missing"),

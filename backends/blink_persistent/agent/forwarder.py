@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from blink_persistent import _native
 from blink_persistent.agent.flights import NOBODYS, Flights
 from blink_persistent.agent.mirror import Mirror
 from blink_persistent.agent.port import Region, RingPort
+from blink_persistent.agent.sent_tables import SentTables
 from blink_persistent.agent.spans import join
 from blink_persistent.ring import RECORD, WORDS
 
@@ -34,6 +36,7 @@ class Forwarder:
         self._flights = flights
         self.sent = mirror.words()
         self._now = self.sent.copy()
+        self._tables = SentTables()
 
     def forward(self) -> bool:
         """Send what workers have written since the last call; whether there was anything.
@@ -68,6 +71,7 @@ class Forwarder:
         A request of which nobody knows whether it has arrived is neither lost by this nor run
         twice, since its ticket is the same.
         """
+        self._tables.forget()
         flights = self._flights
         known = (flights.in_flight & (flights.fetched != NOBODYS)).nonzero()[0]
         if known.size:
@@ -91,9 +95,20 @@ class Forwarder:
 
     def _aux(self, slots: Vector, records: Vector) -> Iterator[tuple[int, int]]:
         words = len(self._mirror.ring.aux[0])
-        yield from self._spans(slots, records["stop_offset"], records["stop_count"], words)
         pairs = 2 * records["bias_count"].astype(np.int64)
-        yield from self._spans(slots, records["bias_offset"], pairs, words)
+        lists = ((records["stop_offset"], records["stop_count"]), (records["bias_offset"], pairs))
+        for offsets, counts in lists:
+            for start, end in self._spans(slots, offsets, counts, words):
+                self._tables.overwritten(start, end)
+                yield start, end
+        with_grammar = records["grammar_words"] > 0
+        grammars = records[with_grammar]
+        for start, end in self._spans(
+            slots[with_grammar], grammars["grammar_offset"], grammars["grammar_words"], words
+        ):
+            table = self._mirror.bytes_of[Region.AUX][start:end].view(np.int32)
+            if self._tables.must_send(start, end, _native.grammar_hash(table)):
+                yield start, end
 
     def _spans(
         self, slots: Vector, offsets: Vector, counts: Vector, words: int

@@ -52,6 +52,12 @@ Table build_grammar(const TokenTrie& trie, Array1<uint8_t> class_of,
     return Table(data, {words}, owner);
 }
 
+uint64_t grammar_hash(Array1<int32_t> table) {
+    GrammarHeader header{};
+    if (table.size() * sizeof(int32_t) >= sizeof header) std::memcpy(&header, table.data(), sizeof header);
+    return header.hash;
+}
+
 }  // namespace
 
 void bind_grammar(nb::module_& m) {
@@ -61,6 +67,7 @@ void bind_grammar(nb::module_& m) {
     nb::class_<TokenTrie>(m, "TokenTrie")
         .def("__init__", &make_trie, "bytes"_a, "offsets"_a)
         .def_prop_ro("vocabulary_size", &TokenTrie::vocabulary_size);
+    m.def("grammar_hash", &grammar_hash, "table"_a, "The hash that a table says it has; 0 of what is no table.");
     m.def("build_grammar", &build_grammar, "trie"_a, "class_of"_a, "next"_a, "accepting"_a, nb::kw_only(),
           "most_words"_a, "seconds"_a,
           nb::sig("def build_grammar(trie: TokenTrie, class_of: NDArray[numpy.uint8], next: NDArray[numpy.int32], "

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blink_persistent import _native
+from blink_persistent.frontend.grammars import GrammarSpan
 from blink_persistent.frontend.space import Place
 from blink_persistent.ring import RECORD
 from blink_server.backend import GenerateRequest, SamplingParams, SessionLimits
@@ -51,8 +52,8 @@ class PreparedRequest:
         """Words of its output span: the tokens, then their log-probability entries."""
         return self.max_tokens * (1 + self.entry_words)
 
-    def record(self, place: Place) -> tuple[float, ...]:
-        """The values of a RECORD for this place, in the order of its fields."""
+    def record(self, place: Place, grammar: GrammarSpan) -> tuple[float, ...]:
+        """The values of a RECORD for this place and grammar, in the order of its fields."""
         aux = place.aux or 0
         values = {
             **self.fields,
@@ -61,6 +62,8 @@ class PreparedRequest:
             "logprobs_offset": place.output + self.max_tokens if self.entry_words else 0,
             "stop_offset": aux,
             "bias_offset": aux + self.stop_count,
+            "grammar_offset": grammar.offset,
+            "grammar_words": grammar.words,
         }
         return tuple(values[name] for name in RECORD.names or ())
 
@@ -105,7 +108,7 @@ def prepare(request: GenerateRequest, limits: SessionLimits) -> PreparedRequest:
             "stop_count": len(stop),
             "bias_count": len(sampling.logit_bias),
             "priority": min(request.priority, _native.PRIORITIES - 1),
-            "flags": _native.IGNORE_EOS if request.ignore_eos else 0,
+            "flags": _native.IGNORE_EOS if request.ignore_eos and request.grammar is None else 0,
             "top_k": min(sampling.top_k, limits.vocabulary_size),
             "temperature": sampling.temperature,
             "top_p": max(sampling.top_p, _TINY),
@@ -114,8 +117,6 @@ def prepare(request: GenerateRequest, limits: SessionLimits) -> PreparedRequest:
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
             "seed": sampling.seed,
-            "grammar_offset": 0,
-            "grammar_words": 0,
         },
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from blink_persistent.frontend.grammars import GrammarSpan
 from blink_persistent.frontend.record import PreparedRequest
 from blink_persistent.frontend.space import Place
 from blink_persistent.ring import Ring, SlotState
@@ -62,16 +63,23 @@ class RingRange:
         """Whether the scheduler still takes new requests."""
         return self._atomic.accepting()
 
-    def submit(self, place: Place, prepared: PreparedRequest, ticket: int) -> None:
+    def write_aux(self, offset: int, words: npt.NDArray[np.int32]) -> None:
+        """Put words into the aux arena, of which nothing in progress uses that part."""
+        self._aux[offset : offset + len(words)] = words
+
+    def submit(
+        self, place: Place, prepared: PreparedRequest, grammar: GrammarSpan, ticket: int
+    ) -> None:
         """Write a request's data and record, then announce it under `ticket`.
 
-        The slot's last status was {its last ticket, EMPTY}, and the place's spans are its own.
+        The slot's last status was {its last ticket, EMPTY}, the place's spans are its own, and the
+        grammar is written.
         """
         slot, prompt, aux = place.slot, prepared.prompt, prepared.aux
         self._prompts[place.prompt : place.prompt + len(prompt)] = prompt
         if place.aux is not None:
-            self._aux[place.aux : place.aux + len(aux)] = aux
-        self._records[slot] = prepared.record(place)
+            self.write_aux(place.aux, aux)
+        self._records[slot] = prepared.record(place, grammar)
         self._expected[slot] = ticket | self._epoch
         self._expected_byte[slot] = ticket & 0xFF
         self.tickets[slot] = ticket

@@ -17,6 +17,7 @@ from typing import Any
 
 from blink_persistent import _native
 from blink_persistent.frontend.ending import ending
+from blink_persistent.frontend.grammars import GrammarSpan, GrammarStore, Table
 from blink_persistent.frontend.grant import Grant
 from blink_persistent.frontend.record import PreparedRequest, prepare
 from blink_persistent.frontend.ring_range import RingRange
@@ -51,6 +52,7 @@ class _Flight:
     prepared: PreparedRequest
     request_id: str
     stream: RingStream
+    grammar: str | None  # digest of the one it holds
     fetched: int = 0  # tokens handed to the stream
     waiting: bool = True  # has not been seen past PREFILL_PENDING
 
@@ -74,6 +76,7 @@ class RingSession:
             output_words=self._range.output_words,
             aux_words=self._range.aux_words,
         )
+        self._grammars = GrammarStore(self._space.aux, grant.limits, self._range.write_aux)
         self._ranges = ring.range_count
         self._longest_queue = -(-grant.max_queue // self._ranges)
         self._waiting = 0
@@ -90,27 +93,31 @@ class RingSession:
         self._loop.add_reader(bells.range, self._on_bell)
 
     async def submit(self, request: GenerateRequest) -> RingStream:
-        """See `Session.submit`; it never waits."""
-        if self._refusal:
-            raise Unavailable(self._refusal)
-        if not self._range.accepting():
-            raise Unavailable("the endpoint is closing")
+        """See `Session.submit`; it waits for nothing but a grammar that is not known yet."""
+        grammar = request.grammar
+        table = None
+        if grammar is not None:
+            self._check_open()
+            table = await self._grammars.table(grammar)
+        self._check_open()
         prepared = prepare(request, self.limits)
+        digest = None if grammar is None else grammar.digest
         try:
-            place = self._take_place(prepared)
+            place, span = self._take_place(prepared, digest, table)
         except Overloaded:
             self._collect()  # what has ended since the last ring of the bell makes room
-            place = self._take_place(prepared)
+            place, span = self._take_place(prepared, digest, table)
         slot = place.slot
         ticket = _native.ticket_after(self._range.tickets[slot])
+        stream = RingStream(partial(self._cancel, slot))
+        flight = _Flight(place, prepared, request.request_id, stream, digest)
         try:
-            self._range.submit(place, prepared, ticket)
+            self._range.submit(place, prepared, span, ticket)
         except BaseException:
-            self._space.give(place)
+            self._give_place(flight)
             raise
         self._ring_scheduler()
-        stream = RingStream(partial(self._cancel, slot))
-        self._flights[slot] = _Flight(place, prepared, request.request_id, stream)
+        self._flights[slot] = flight
         self._waiting += 1
         if self._poll is None:
             self._poll = self._loop.call_later(_SAFETY_POLL_SECONDS, self._on_poll)
@@ -179,14 +186,34 @@ class RingSession:
             self._detach()
             self._closed.set_result(None)
 
-    def _take_place(self, prepared: PreparedRequest) -> Place:
+    def _check_open(self) -> None:
+        if self._refusal:
+            raise Unavailable(self._refusal)
+        if not self._range.accepting():
+            raise Unavailable("the endpoint is closing")
+
+    def _take_place(
+        self, prepared: PreparedRequest, digest: str | None, table: Table | None
+    ) -> tuple[Place, GrammarSpan]:
         if self._waiting >= self._longest_queue:
             raise Overloaded(f"this worker's queue is full: {self._waiting} waiting")
-        return self._space.take(
+        place = self._space.take(
             prompt_words=len(prepared.prompt),
             output_words=prepared.output_words,
             aux_words=len(prepared.aux),
         )
+        if digest is None or table is None:
+            return place, GrammarSpan()
+        try:
+            return place, self._grammars.hold(digest, table)
+        except BaseException:
+            self._space.give(place)
+            raise
+
+    def _give_place(self, flight: _Flight) -> None:
+        self._space.give(flight.place)
+        if flight.grammar is not None:
+            self._grammars.release(flight.grammar)
 
     def _cancel(self, slot: int) -> None:
         self._range.cancel(slot)
@@ -249,7 +276,7 @@ class RingSession:
 
     def _give_back(self, flight: _Flight) -> None:
         del self._flights[flight.place.slot]
-        self._space.give(flight.place)
+        self._give_place(flight)
         if not self._flights:
             self._idle.set()
 

@@ -15,6 +15,7 @@ INVALID: list[dict[str, int | float]] = [
     {"logprobs_offset": 0xFFFFFFFF, "logprobs": 1},
     {"stop_count": 0xFFFFFFFF},
     {"bias_count": 0x80000000},
+    {"grammar_words": 0xFFFFFFFF},
     {"max_tokens": 0},
     {"max_tokens": 97},
     {"logprobs": 22},

@@ -41,6 +41,7 @@ def pattern(nfa: Nfa, start: int, source: str, path: str) -> int:
 
 def _embed(nfa: Nfa, start: int, source: str, path: str, *, escaped: bool) -> int:
     nfa.where = path
+    nfa.begin_slow(path)
     try:
         index = Index(source, _bytes_vocabulary())
     except ValueError as error:

@@ -38,18 +38,22 @@ _DEEPEST_SCHEMA = 64
 class JsonSchema:
     """Adds the values of one schema to an automaton."""
 
-    def __init__(self, nfa: Nfa, root: Any, *, deepest: int = DEEPEST) -> None:
+    def __init__(self, nfa: Nfa, root: Any, *, path: str = "", deepest: int = DEEPEST) -> None:
+        """`path`: where the schema came from, for messages."""
         self._nfa = nfa
         self._json = JsonText(nfa)
         self._types = TypedValues(nfa, self._value)
         self._root = root
+        self._path = path
         self._deepest = deepest
 
     def document(self, start: int) -> int:
         """A whole value. Raises `GrammarRefused`."""
-        end = self._value(self._root, start, Place())
+        end = self._value(self._root, start, Place(self._path))
         if end is None:
-            raise GrammarRefused("", f"has no value within {self._deepest} levels of nesting")
+            raise GrammarRefused(
+                self._path, f"has no value within {self._deepest} levels of nesting"
+            )
         return end
 
     def _value(self, schema: Any, start: int, place: Place) -> int | None:

@@ -42,17 +42,9 @@ class JsonText:
         return self.nfa.text(start, json.dumps(value, ensure_ascii=False).encode())
 
     def literals(self, start: int, values: Iterable[Any]) -> int:
-        """One of these values; what they begin with alike is added once."""
-        end = self.nfa.state()
-        known: dict[tuple[int, int], int] = {}
-        for value in values:
-            at = start
-            for byte in json.dumps(value, ensure_ascii=False).encode():
-                if (at, byte) not in known:
-                    known[at, byte] = self.nfa.byte(at, byte)
-                at = known[at, byte]
-            self.nfa.link(at, end)
-        return end
+        """One of these values."""
+        texts = (json.dumps(value, ensure_ascii=False).encode() for value in values)
+        return self.nfa.texts(start, texts)
 
     def string(self, start: int, least: int = 0, most: int | None = None) -> int:
         """A string of `least` to `most` characters (code points)."""

@@ -44,6 +44,9 @@ class Nfa:
         self._most = most_states
         self.state()
 
+    def begin_slow(self, path: str) -> None:
+        """What follows may take any time; for whoever watches."""
+
     def state(self) -> int:
         """A new state. Raises `GrammarRefused` where there are too many."""
         if len(self.edges) >= self._most:
@@ -72,6 +75,19 @@ class Nfa:
         for value in data:
             start = self.byte(start, value)
         return start
+
+    def texts(self, start: int, texts: Iterable[bytes]) -> int:
+        """One of these texts; what they begin with alike is added once."""
+        end = self.state()
+        known: dict[tuple[int, int], int] = {}
+        for text in texts:
+            at = start
+            for byte in text:
+                if (at, byte) not in known:
+                    known[at, byte] = self.byte(at, byte)
+                at = known[at, byte]
+            self.link(at, end)
+        return end
 
     def optional(self, start: int, piece: Piece) -> int:
         """The piece, or nothing."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from blink_persistent import _native
+from blink_persistent.frontend.grammars import GrammarSpan
 from blink_persistent.frontend.record import prepare
 from blink_persistent.frontend.space import Place
 from blink_persistent.ring import RECORD
@@ -23,7 +24,7 @@ def request(*, sampling: dict[str, Any] | None = None, **fields: Any) -> Generat
 
 def record_of(generate: GenerateRequest, place: Place) -> dict[str, Any]:
     records = np.zeros(1, RECORD)
-    records[0] = prepare(generate, LIMITS).record(place)
+    records[0] = prepare(generate, LIMITS).record(place, GrammarSpan(4096, 77))
     return {name: records[name][0].item() for name in RECORD.names}
 
 
@@ -59,8 +60,8 @@ def test_every_field_of_the_record_is_written() -> None:
         "bias_count": 2,
         "priority": 1,
         "flags": _native.IGNORE_EOS,
-        "grammar_offset": 0,
-        "grammar_words": 0,
+        "grammar_offset": 4096,
+        "grammar_words": 77,
     }
 
 

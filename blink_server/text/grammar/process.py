@@ -1,0 +1,114 @@
+"""The process that compiles constraints: an expression of a line can take any time and memory.
+
+Frames on standard input and output: a length of 4 bytes, then JSON. In: a constraint's spec. Out:
+{"ready": true} once, {"at": path} before a part that may be slow, then one of
+
+    {"refused": {"path": ..., "reason": ...}}
+    {"states": n, "classes": n}, followed by the arrays of the automaton
+
+It is given its time in seconds and its memory in bytes as arguments. Where Python can notice that
+the time is over, it says what took it; else the one who waits for the answer ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import struct
+import sys
+from types import FrameType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from blink_server.text.grammar.automaton import Automaton
+from blink_server.text.grammar.constraint import compile_spec
+from blink_server.text.grammar.nfa import Nfa
+from blink_server.text.grammar.refusal import GrammarRefused
+
+LENGTH = struct.Struct("<I")
+
+
+class _TimeIsOver(Exception):
+    pass
+
+
+def pack(header: Any) -> bytes:
+    """A frame."""
+    data = json.dumps(header).encode()
+    return LENGTH.pack(len(data)) + data
+
+
+def payload_bytes(states: int, classes: int) -> int:
+    """Bytes of an automaton's arrays."""
+    return 256 + states * (4 * classes + 1)
+
+
+def unpack_automaton(states: int, classes: int, payload: bytes) -> Automaton:
+    """An automaton from its arrays, one after another."""
+    table = np.frombuffer(payload, np.int32, states * classes, offset=256)
+    return Automaton(
+        np.frombuffer(payload, np.uint8, 256),
+        table.reshape(states, classes),
+        np.frombuffer(payload, np.uint8, states, offset=256 + table.nbytes),
+    )
+
+
+class _ReportingNfa(Nfa):
+    """Tells where it is when that changes to a part which may be slow."""
+
+    def __init__(self, output: BinaryIO) -> None:
+        self._output = output
+        super().__init__()
+
+    def begin_slow(self, path: str) -> None:
+        self._output.write(pack({"at": path}))
+        self._output.flush()
+
+
+def _answer(spec: Any, output: BinaryIO, seconds: float) -> bytes:
+    nfa = _ReportingNfa(output)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        automaton = compile_spec(spec, nfa)
+    except GrammarRefused as refused:
+        return pack({"refused": {"path": refused.path, "reason": refused.reason}})
+    except _TimeIsOver:
+        reason = f"takes more than {seconds * 1000:.0f} ms to compile"
+        return pack({"refused": {"path": nfa.where, "reason": reason}})
+    except (MemoryError, RecursionError):
+        return pack({"refused": {"path": nfa.where, "reason": "is too large to compile"}})
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    states, classes = automaton.next.shape
+    arrays = (automaton.class_of, automaton.next, automaton.accepting)
+    return pack({"states": states, "classes": classes}) + b"".join(a.tobytes() for a in arrays)
+
+
+def serve(source: BinaryIO, output: BinaryIO, seconds: float) -> None:
+    """Answer until the input ends."""
+    while head := source.read(LENGTH.size):
+        spec = json.loads(source.read(*LENGTH.unpack(head)))
+        output.write(_answer(spec, output, seconds))
+        output.flush()
+
+
+def main() -> None:
+    """The process."""
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        raise _TimeIsOver
+
+    seconds, memory = float(sys.argv[1]), int(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGALRM, leave)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server to handle
+    sys.stdout.buffer.write(pack({"ready": True}))
+    sys.stdout.buffer.flush()
+    serve(sys.stdin.buffer, sys.stdout.buffer, seconds)
+
+
+if __name__ == "__main__":
+    main()
