@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blink_server.hookspecs import Factory, TokenizerLoader, hookimpl
+from blink_server.hookspecs import Schema, TokenizerLoader, ToolFormatFactory, hookimpl
 
 if TYPE_CHECKING:
+    from blink_server.importers.importer import Importer
     from blink_server.text.tokenizers import Tokenizer
 
 
@@ -19,7 +20,21 @@ def blink_tokenizers() -> Mapping[str, TokenizerLoader]:
 
 
 @hookimpl
-def blink_tool_parsers() -> Mapping[str, Factory]:
+def blink_importers() -> Mapping[str, Importer]:
+    """`gguf`: a GGUF file. `hf`: a Hugging Face directory or hub id."""
+    from blink_server.importers.importer import import_gguf, import_huggingface
+
+    return {"gguf": import_gguf, "hf": import_huggingface}
+
+
+@hookimpl
+def blink_option_schemas() -> Mapping[str, Mapping[str, Schema]]:
+    """The tokenizer's file, which config.json's own schema describes, and nothing else."""
+    return {"tokenizer": {"huggingface": {"additionalProperties": False, "properties": {}}}}
+
+
+@hookimpl
+def blink_tool_parsers() -> Mapping[str, ToolFormatFactory]:
     """The families in use; a model's chat template tells which is its own."""
     from blink_server.text.tools.json_formats import Hermes, Llama3Json, Mistral
     from blink_server.text.tools.pythonic import Pythonic

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from blink_server.backend import Backend, ModelVersion, Session
 from blink_server.errors import BlinkError, Unavailable
-from blink_server.hookspecs import Factory, TokenizerLoader
+from blink_server.hookspecs import TokenizerLoader, ToolFormatFactory
 from blink_server.http.text_parts import TextParts, load_text_parts
 from blink_server.messages import CatalogEntry
+from blink_server.plugin_blame import of_plugin
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ class Offers:
 
     backends: Mapping[str, Backend]
     tokenizers: Mapping[str, TokenizerLoader]
-    tool_parsers: Mapping[str, Factory]
+    tool_parsers: Mapping[str, ToolFormatFactory]
     refresh: Callable[[], None] = lambda: None  # before a version is reached for the first time
 
 
@@ -88,7 +89,10 @@ class EndpointLink:
         """The endpoint is the same; the version's settings may have changed."""
         self.entry = entry
         if self._session is not None:
-            self._session.configure(entry.config)
+            try:
+                self._session.configure(entry.config)
+            except Exception as error:
+                log.exception("%s: its session met a defect%s", self.key, of_plugin(error))
 
     async def close(self) -> None:
         """Close the session, if there is one, and wait until it has given back what it holds."""
@@ -113,7 +117,7 @@ class EndpointLink:
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
             if self.failure != self._told:
-                log.exception("%s: backend %s has a defect", self.key, self.entry.backend)
+                log.exception("%s: its load met a defect%s", self.key, of_plugin(error))
         else:
             # The runner may have been started before the latest settings.
             session.configure(self.entry.config)

@@ -12,6 +12,7 @@ from pluggy import PluginManager, PluginValidationError
 
 from blink_server import hookspecs
 from blink_server.backend import Backend
+from blink_server.plugin_blame import remember
 from blink_server.plugin_errors import BrokenPlugin, PluginError, definition_of
 from blink_server.plugin_files import import_failure
 from blink_server.schema_problems import nearest
@@ -78,6 +79,7 @@ class Door:
             self._manager.register(plugin, candidate.name)
         except (PluginValidationError, ValueError) as error:
             raise BrokenPlugin(candidate.name, candidate.origin, f"is refused: {error}") from error
+        remember(candidate.name, _module_of(plugin))
         version = candidate.version or str(getattr(plugin, "__version__", ""))
         self.loaded[candidate.name] = LoadedPlugin(candidate.name, candidate.origin, version, hooks)
 
@@ -139,7 +141,7 @@ class Door:
             try:
                 found = named(hook, result)
             except TypeError as error:
-                raise self._broken(giver, str(error)) from None
+                raise self.broken_by(giver, str(error)) from None
             for name, offer in found:
                 if name in offers:
                     raise PluginError(
@@ -155,7 +157,7 @@ class Door:
             try:
                 yield name, function(*(arguments[each] for each in takes))
             except Exception as error:
-                raise self._broken(
+                raise self.broken_by(
                     name,
                     f"failed in {hook}: {type(error).__name__}: {error} "
                     f"[{definition_of(function)}]",
@@ -170,8 +172,13 @@ class Door:
             for each in sorted(found, key=lambda each: order.index(each.plugin_name))
         ]
 
-    def _broken(self, name: str, what: str) -> BrokenPlugin:
+    def broken_by(self, name: str, what: str) -> BrokenPlugin:
+        """What is said of a plugin in use that breaks a contract."""
         return BrokenPlugin(name, self.loaded[name].origin, what)
+
+
+def _module_of(plugin: object) -> str:
+    return plugin.__name__ if inspect.ismodule(plugin) else type(plugin).__module__
 
 
 def _named_backends(hook: str, result: object) -> list[tuple[str, Any]]:

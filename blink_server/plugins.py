@@ -5,16 +5,25 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from blink_server.backend import Backend
-from blink_server.hookspecs import Connect, Factory, TokenizerLoader
+from blink_server.hookspecs import (
+    Connect,
+    Factory,
+    SamplerFactory,
+    Schema,
+    TokenizerLoader,
+    ToolFormatFactory,
+)
 from blink_server.model_events import ModelStateChange
 from blink_server.observers import Observers
+from blink_server.option_schemas import read_schemas
 from blink_server.plugin_choice import (
     DIRECTORIES_VARIABLE,
     PluginChoice,
@@ -24,6 +33,10 @@ from blink_server.plugin_door import Candidate, Door, LoadedPlugin
 from blink_server.plugin_errors import BrokenPlugin, PluginError
 from blink_server.plugin_files import find_plugin_files, import_plugin_file, read_plugin_stamps
 from blink_server.schema_problems import nearest
+
+if TYPE_CHECKING:
+    from blink_server.http.models import ModelDirectory
+    from blink_server.importers.importer import Importer
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +50,8 @@ __all__ = [
     "plugin_directories",
 ]
 
+MakeRoutes = Callable[["ModelDirectory"], Mapping[str, object]]
+
 ENTRY_POINT_GROUP = "blink_server.plugins"
 
 BUILT_IN = ("blink_server.builtin",)
@@ -49,9 +64,12 @@ class Plugins:
     backends: dict[str, Backend]
     tokenizers: dict[str, TokenizerLoader]
     engines: dict[str, Factory]
-    samplers: dict[str, Factory]
+    samplers: dict[str, SamplerFactory]
     transports: dict[str, Connect]
-    tool_parsers: dict[str, Factory]
+    tool_parsers: dict[str, ToolFormatFactory]
+    importers: dict[str, Importer]
+    option_schemas: dict[tuple[str, str], Schema]  # by field of config.json, and whose they are
+    routes: list[tuple[str, MakeRoutes]]  # (plugin, its hook)
     observers: Observers
     loaded: list[LoadedPlugin]  # in the order in which they were registered
     broken: list[BrokenPlugin]  # left out
@@ -154,19 +172,53 @@ def _collect(door: Door) -> Plugins:
     engines = door.offers("blink_engines")
     samplers = door.offers("blink_samplers")
     transports = door.offers("blink_transports")
+    backends = door.offers(
+        "blink_backends", engines=engines, samplers=samplers, transports=transports
+    )
+    tokenizers = door.offers("blink_tokenizers")
+    offered = {
+        "backend_options": backends,
+        "engine": engines,
+        "tokenizer": tokenizers,
+        "sampler_options": samplers,
+    }
     return Plugins(
-        backends=door.offers(
-            "blink_backends", engines=engines, samplers=samplers, transports=transports
-        ),
-        tokenizers=door.offers("blink_tokenizers"),
+        backends=backends,
+        tokenizers=tokenizers,
         engines=engines,
         samplers=samplers,
         transports=transports,
         tool_parsers=door.offers("blink_tool_parsers"),
+        importers=door.offers("blink_importers"),
+        option_schemas=_option_schemas(door, offered),
+        routes=[
+            (name, partial(_make_routes, function, takes))
+            for name, function, takes in door.implementations("blink_routes")
+        ],
         observers=Observers(door),
         loaded=list(door.loaded.values()),
         broken=door.broken,
     )
+
+
+def _option_schemas(
+    door: Door, offered: Mapping[str, Collection[str]]
+) -> dict[tuple[str, str], Schema]:
+    found: dict[tuple[str, str], Schema] = {}
+    for plugin, schemas in read_schemas(door.answers("blink_option_schemas"), offered):
+        if isinstance(schemas, str):
+            raise door.broken_by(plugin, schemas)
+        for (field, name), schema in schemas.items():
+            if (field, name) in found:
+                raise PluginError(f"two plugins have a schema for the {field} of {name!r}")
+            found[field, name] = schema
+    return found
+
+
+def _make_routes(
+    function: Callable[..., Mapping[str, object]], takes: Sequence[str], models: ModelDirectory
+) -> Mapping[str, object]:
+    return function(*(models,) if takes else ())
 
 
 def _same(plugin: object) -> object:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jsonschema.exceptions import ValidationError
+from jsonschema.protocols import Validator
 
 from blink_server.errors import Problem
 from blink_server.schemas import SchemaName, validator
@@ -27,9 +28,16 @@ _LONGEST_SHOWN = 80  # characters of a value; a longer one would hide what is sa
 
 def find_problems(name: SchemaName, document: Any, file: Path) -> list[Problem]:
     """Everything in `document`, read from `file`, that the schema does not allow."""
+    return problems_of(validator(name), document, file)
+
+
+def problems_of(
+    validator: Validator, document: Any, file: Path, *, within: str = ""
+) -> list[Problem]:
+    """Everything in `document`, the field `within` of `file`, that the validator does not allow."""
     found: dict[tuple[str, str], Problem] = {}
-    for error in validator(name).iter_errors(document):
-        for problem in _problems(error, file):
+    for error in validator.iter_errors(document):
+        for problem in _problems(error, file, [within] if within else []):
             # Each of several missing fields is an error of its own that lists all of them.
             found.setdefault((problem.field, problem.expected), problem)
     return [found[key] for key in sorted(found)]
@@ -56,17 +64,17 @@ def field_path(parts: Iterable[str | int]) -> str:
     return path
 
 
-def _problems(error: ValidationError, file: Path) -> Iterator[Problem]:
+def _problems(error: ValidationError, file: Path, within: Sequence[str]) -> Iterator[Problem]:
     schema: Any = error.schema
     instance: Any = error.instance
     bound: Any = error.validator_value
-    parts = list(error.absolute_path)
+    parts = [*within, *error.absolute_path]
     if error.validator == "required":
         for field in bound:
             if field not in instance:
                 yield Problem(file, field_path([*parts, field]), None, "is missing")
     elif error.validator == "additionalProperties":
-        known = set(schema["properties"])
+        known = set(schema.get("properties", ()))
         for field in sorted(set(instance) - known):
             hint = nearest(field, known - {"$schema"})
             yield Problem(file, field_path([*parts, field]), None, f"is not a known field; {hint}")
@@ -109,12 +117,12 @@ def _expected(error: ValidationError) -> str:
             side = "at least" if error.validator == "minItems" else "at most"
             return f"must have {side} {bound} element{'s' * (bound != 1)}"
         case "minProperties" | "maxProperties":
-            known = ", ".join(sorted(schema["properties"]))
+            known = ", ".join(sorted(schema.get("properties", ())))
             side = "at least" if error.validator == "minProperties" else "at most"
             return f"must have {side} {bound} of the fields {known}"
         case "uniqueItems":
             return "must not hold an element twice"
-        case "pattern":
+        case "pattern" if "description" in schema:
             description = schema["description"].rstrip(".")
             return f"must be {description[:1].lower()}{description[1:]}"
         case _:

@@ -51,6 +51,22 @@ def validator(name: SchemaName) -> Validator:
     return strict
 
 
+def validator_of(schema: Mapping[str, Any]) -> Validator:
+    """A validator of a plugin's own schema, as strict; it fetches nothing that a $ref names."""
+    strict: Validator = _Strict(schema, registry=Registry())
+    return strict
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Raises jsonschema's SchemaError for what is no JSON Schema."""
+    _Strict.check_schema(schema)
+
+
+def filled(schema: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """A deep copy of a document with the defaults of a plugin's own schema."""
+    return _filled(schema, schema, document)
+
+
 def fill_defaults(name: SchemaName, document: Mapping[str, Any]) -> dict[str, Any]:
     """A deep copy of a document with the schema's defaults where fields are missing."""
     root = load_schema(name)

@@ -15,6 +15,7 @@ from blink_server.control import SCHEDULER_VARIABLE
 from blink_server.errors import BlinkError
 from blink_server.front import FrontOptions
 from blink_server.gunicorn_settings import LOG_LEVEL_VARIABLE
+from blink_server.http.plugin_routes import check_plugin_routes
 from blink_server.http_options import HttpOptions, http_options
 from blink_server.listener import is_loopback, url_of
 from blink_server.logs import LEVELS, configure_logging
@@ -185,7 +186,9 @@ def serve_command(
 
 
 async def _run(options: ServeOptions) -> None:
-    await Provisioner(options, load_plugins(), announce=_print_summary).run()
+    plugins = load_plugins()
+    check_plugin_routes(plugins)
+    await Provisioner(options, plugins, announce=_print_summary).run()
 
 
 def check_access(host: str, api_key_file: Path | None, *, insecure: bool) -> None:

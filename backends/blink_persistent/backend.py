@@ -15,7 +15,7 @@ from blink_persistent.graph_grid import GraphGrid
 from blink_server.backend import BuildResult, Endpoint, ModelVersion, Session
 from blink_server.config import load_graph_grid
 from blink_server.errors import Problem, Unavailable
-from blink_server.hookspecs import Connect, Factory
+from blink_server.hookspecs import Connect, Factory, SamplerFactory
 
 DEFAULT_BUILD_ENGINE = "onnx_cpu"
 _RING_BYTES_A_SLOT = 512  # arenas become resident only with use
@@ -30,7 +30,7 @@ class PersistentBackend:
     def __init__(
         self,
         engines: Mapping[str, Factory],
-        samplers: Mapping[str, Factory],
+        samplers: Mapping[str, SamplerFactory],
         transports: Mapping[str, Connect],
     ) -> None:
         self.engines = engines

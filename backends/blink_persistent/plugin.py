@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from blink_server.backend import Backend, Endpoint, ModelVersion, Session
-from blink_server.hookspecs import Connect, Factory, hookimpl
+from blink_server.hookspecs import Connect, Factory, SamplerFactory, hookimpl
 
 
 def _onnx_cpu() -> Any:
@@ -27,7 +27,7 @@ def _scripted() -> Any:
     return ScriptedEngine()
 
 
-def _default_sampler() -> Any:
+def _default_sampler(options: Mapping[str, Any]) -> Any:
     from blink_persistent.samplers.default import DefaultSampler
 
     return DefaultSampler()
@@ -46,7 +46,7 @@ def blink_engines() -> Mapping[str, Factory]:
 
 
 @hookimpl
-def blink_samplers() -> Mapping[str, Factory]:
+def blink_samplers() -> Mapping[str, SamplerFactory]:
     """`default`."""
     return {"default": _default_sampler}
 
@@ -60,7 +60,7 @@ def blink_transports() -> Mapping[str, Connect]:
 @hookimpl
 def blink_backends(
     engines: Mapping[str, Factory],
-    samplers: Mapping[str, Factory],
+    samplers: Mapping[str, SamplerFactory],
     transports: Mapping[str, Connect],
 ) -> Sequence[Backend]:
     """`blink_persistent`."""

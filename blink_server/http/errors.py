@@ -22,6 +22,7 @@ from blink_server.errors import (
     UnknownModel,
 )
 from blink_server.http.scope import current_request_id, record_of
+from blink_server.plugin_blame import of_plugin
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +141,8 @@ def describe(error: Exception) -> ErrorReply:
             return ErrorReply(500, "server_error", message, None, "engine_failure")
         case falcon.HTTPError():
             return _describe_falcon(error)
-    return ErrorReply(500, "server_error", "internal server error", None, "internal_error")
+    message = f"internal server error; the server's log has more of {current_request_id.get()}"
+    return ErrorReply(500, "server_error", message, None, "internal_error")
 
 
 def _retry_later(message: str, code: str, seconds: float) -> ErrorReply:
@@ -165,7 +167,8 @@ def log_if_ours(error: Exception) -> None:
     if isinstance(error, EngineFailure):
         logger.error("request %s failed in its engine: %s", current_request_id.get(), error)
     elif not isinstance(error, (BlinkError, falcon.HTTPError)):
-        logger.error("request %s met a defect", current_request_id.get(), exc_info=error)
+        request, whose = current_request_id.get(), of_plugin(error)
+        logger.error("request %s met a defect%s", request, whose, exc_info=error)
 
 
 def _shaped(path: str, reply: ErrorReply) -> bytes:

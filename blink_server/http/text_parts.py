@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from blink_server.backend import ModelVersion
 from blink_server.errors import Unavailable
-from blink_server.hookspecs import Factory, TokenizerLoader
+from blink_server.hookspecs import TokenizerLoader, ToolFormatFactory
 from blink_server.text.chat_template import ChatTemplate
 from blink_server.text.tokenizers import Tokenizer
 from blink_server.text.tools.parser import ToolFormat
@@ -26,7 +26,7 @@ class TextParts:
 def load_text_parts(
     version: ModelVersion,
     tokenizer_loaders: Mapping[str, TokenizerLoader],
-    tool_parsers: Mapping[str, Factory],
+    tool_parsers: Mapping[str, ToolFormatFactory],
 ) -> TextParts:
     """Load a version's tokenizer, chat template and tool format, as its config.json names them.
 
@@ -51,15 +51,14 @@ def load_text_parts(
 
 
 def _tool_format(
-    version: ModelVersion, template: ChatTemplate, tool_parsers: Mapping[str, Factory]
+    version: ModelVersion, template: ChatTemplate, tool_parsers: Mapping[str, ToolFormatFactory]
 ) -> ToolFormat | None:
     name = version.config.get("tool_parser")
     if name is not None:
         if name not in tool_parsers:
             raise Unavailable(f"no plugin brings the tool parser {name!r}")
-        named: ToolFormat = tool_parsers[name]()
-        return named
-    formats: Iterable[ToolFormat] = (factory() for factory in tool_parsers.values())
+        return tool_parsers[name]()
+    formats = (factory() for factory in tool_parsers.values())
     return next((each for each in formats if each.recognises(template.source)), None)
 
 

@@ -14,6 +14,7 @@ from blink_server.config import (
     check_model_config,
 )
 from blink_server.errors import InvalidModel, Problem
+from blink_server.option_schemas import check_options
 from blink_server.plugins import Plugins
 from blink_server.repository.source import SourceModel
 from blink_server.schema_problems import nearest
@@ -31,8 +32,9 @@ def validate_version(
 
     `override` goes over its config.json.
 
-    Its files and its names of plugins; when these are right, that its tokenizer and chat template
-    can be used, and what its backend has to say. Raises InvalidModel with every problem found.
+    Its files and its names of plugins; when these are right, the options of these plugins; then
+    that its tokenizer and chat template can be used, and what its backend has to say. Raises
+    InvalidModel with every problem found.
     """
     directory = model.versions[version]
     defaults = model.settings.defaults
@@ -42,7 +44,12 @@ def validate_version(
         problems += _plugin_problems(directory / CONFIG_FILE, config.document, plugins)
     if problems:
         raise InvalidModel(problems)
-    found = ModelVersion(model.name, version, directory, config.document)
+    document, problems = check_options(
+        directory / CONFIG_FILE, config.document, plugins.option_schemas
+    )
+    if problems:
+        raise InvalidModel(problems)
+    found = ModelVersion(model.name, version, directory, document)
     problems = [*_text_problems(found, plugins), *_backend_problems(found, plugins)]
     if problems:
         raise InvalidModel(problems)

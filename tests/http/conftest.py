@@ -21,6 +21,7 @@ import pytest
 
 from blink_server.backend import ModelVersion, SessionLimits
 from blink_server.http.app import create_app
+from blink_server.http.metrics import Metrics
 from blink_server.http.model_entry import ModelEntry
 from blink_server.http.models import ModelDirectory
 from blink_server.http.settings import ServerSettings
@@ -49,6 +50,7 @@ class Worker:
         self.tokenizer = tokenizer
         self.directory = ModelDirectory()
         self.settings = ServerSettings(max_n=8)
+        self.metrics = Metrics()
         self._client: falcon.testing.TestClient | None = None
 
     def session(self, respond: Respond | str, *, free_slots: int | None = None) -> FakeSession:
@@ -89,7 +91,8 @@ class Worker:
     @property
     def client(self) -> falcon.testing.TestClient:
         if self._client is None:
-            self._client = falcon.testing.TestClient(create_app(self.directory, self.settings))
+            app = create_app(self.directory, self.settings, metrics=self.metrics)
+            self._client = falcon.testing.TestClient(app)
         return self._client
 
     async def post(self, path: str, body: Any, **options: Any) -> falcon.testing.Result:

@@ -49,6 +49,7 @@ def test_fills_in_every_default(tmp_path: Path) -> None:
     )
     assert load_model_config(directory) == {
         "backend": "x",
+        "backend_options": {},
         "limits": {
             "context_length": 64,
             "max_rows": 8,
@@ -64,6 +65,7 @@ def test_fills_in_every_default(tmp_path: Path) -> None:
         "tool_parser": None,
         "deterministic": False,
         "sampler": "default",
+        "sampler_options": {},
         "eos_token_ids": [],
         "bos_token_id": None,
         "default_sampling": {},

@@ -14,6 +14,9 @@ from blink_server import plugins as door
 from blink_server.backend import Backend, Endpoint, ModelVersion, Session
 from blink_server.errors import Unavailable
 from blink_server.hookspecs import Connect, hookimpl
+from blink_server.importers.checkpoint import Checkpoint
+from blink_server.importers.failure import ModelImportError
+from blink_server.importers.importer import Importer, Progress
 from blink_server.model_events import ModelStateChange
 from blink_server.plugins import PluginError, load_plugins, plugin_directories
 from blink_server.testing.tiny_repository import (
@@ -74,8 +77,9 @@ def test_blink_engines_are_factories(tmp_path: Path) -> None:
 
 
 def test_blink_samplers_are_factories(tmp_path: Path) -> None:
-    write_plugin(tmp_path, "p", ENGINE.replace("engine", "sampler"))
-    assert load_plugins([tmp_path]).samplers["mine"]() == "an sampler"
+    body = ENGINE.replace("engine", "sampler").replace("lambda:", "lambda options:")
+    write_plugin(tmp_path, "p", body)
+    assert load_plugins([tmp_path]).samplers["mine"]({}) == "an sampler"
 
 
 def test_blink_transports_connect() -> None:
@@ -108,8 +112,27 @@ def test_blink_tool_parsers_are_found_by_their_names() -> None:
             return {"mine": lambda: "a format"}
 
     found = load_plugins([], extra={"x": Plugin()}).tool_parsers
-    assert found["mine"]() == "a format"
+    assert str(found["mine"]()) == "a format"
     assert found["hermes"]().recognises("{% if tools %}<tool_call>{% endif %}")
+
+
+def test_blink_importers_open_what_the_command_names(tmp_path: Path) -> None:
+    opened: list[tuple[str, str | None]] = []
+
+    class Plugin:
+        @hookimpl
+        def blink_importers(self) -> Mapping[str, Importer]:
+            return {"mine": self.open}
+
+        def open(self, source: str, *, revision: str | None, progress: Progress) -> Checkpoint:
+            opened.append((source, revision))
+            raise ModelImportError(f"{source} is empty")
+
+    found = load_plugins([], extra={"x": Plugin()}).importers
+    assert set(found) == {"gguf", "hf", "mine"}
+    with pytest.raises(ModelImportError, match="here is empty"):
+        found["mine"]("here", revision="r", progress=lambda stage, fraction: None)
+    assert opened == [("here", "r")]
 
 
 def test_installed_plugins_come_through_their_entry_points(

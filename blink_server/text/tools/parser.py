@@ -46,13 +46,12 @@ class ToolParser(Protocol):
 
 
 class ToolFormat(Protocol):
-    """How a family of models writes calls.
+    """How a family of models writes calls."""
 
-    `special_tokens`: names of special tokens that `parser` must see; the others are left out of
-    the text.
-    """
-
-    special_tokens: Collection[str]
+    @property
+    def special_tokens(self) -> Collection[str]:
+        """Names of special tokens that `parser` must see; others are left out of the text."""
+        ...
 
     def recognises(self, chat_template: str) -> bool:
         """Whether a model with this template source writes calls this way."""
