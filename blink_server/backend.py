@@ -197,6 +197,9 @@ class SchedulerStats:
     launch_retries: int
     preemptions: int
     parks: int = 0
+    completions: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
     gaps: int = 0
     gap_seconds: float = 0.0
     graphs: tuple[GraphLaunches, ...] = ()

@@ -28,6 +28,9 @@ def scheduler_stats(ring: Ring, grant: Grant) -> SchedulerStats:
         launch_retries=ring.field("launch_retries"),
         preemptions=ring.field("preemptions"),
         parks=ring.field("parks"),
+        completions=ring.field("completions"),
+        prompt_tokens=ring.field("prompt_tokens"),
+        generated_tokens=ring.field("generated_tokens"),
         gaps=ring.field("gaps"),
         gap_seconds=ring.field("gap_ns") / 1e9,
         graphs=tuple(

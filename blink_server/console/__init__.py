@@ -1,0 +1,1 @@
+"""What an operator sees in a browser: a page, and the feed that keeps it up to date."""
