@@ -47,6 +47,7 @@ MakePort = Callable[..., RingPort]  # first_range, ranges
 PORTS = {
     "memory": (),
     "late copies": (),
+    "fake verbs": (),
     "cuda": pytest.mark.gpu,
     "rdma": pytest.mark.rdma,
 }
@@ -56,6 +57,7 @@ PORTS = {
 def make_port(request: pytest.FixtureRequest) -> Iterator[MakePort]:
     """Ports to one ring with a running scheduler behind it."""
     ports = {"memory": _memory, "late copies": _late, "cuda": _cuda, "rdma": _rdma}
+    ports["fake verbs"] = _fake_verbs
     yield from ports[request.param]()
 
 
@@ -110,9 +112,17 @@ def _cuda() -> Iterator[MakePort]:
             runner.communicate()
 
 
+def _fake_verbs() -> Iterator[MakePort]:
+    """The RDMA port without a device."""
+    from rdma_frontend.testing.fake_verbs import use_fake_verbs
+
+    with use_fake_verbs():
+        yield from _rdma()
+
+
 def _rdma() -> Iterator[MakePort]:
     """From one of the guest's devices to the other; see tests/rdma."""
-    from rdma_frontend.testing import RdmaRing
+    from rdma_frontend.testing.rdma_ring import RdmaRing
 
     with ThreadedRing(SHAPE) as ring:
         harness = ring.harness

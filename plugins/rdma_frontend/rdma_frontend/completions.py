@@ -29,8 +29,9 @@ class CompletionQueue:
         with _making:
             before = _event_descriptors()
             self._channel = v.CompChannel(device.context)
-            # pyverbs tells the channel's descriptor from version 59 on only.
-            (self.fd,) = _event_descriptors() - before
+            # pyverbs tells the channel's descriptor in its later versions only.
+            found: int | None = getattr(self._channel, "fd", None)
+            self.fd = found if found is not None else (_event_descriptors() - before).pop()
         self.queue = v.CQ(device.context, entries, None, self._channel, 0)
         self.queue.req_notify()
 

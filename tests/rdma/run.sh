@@ -1,0 +1,47 @@
+#!/bin/bash
+# Run the tests marked rdma in a small virtual machine with two Soft-RoCE devices.
+#
+# Usage: tests/rdma/run.sh [pytest's arguments]
+#
+# Debian's packages only; what is missing is installed (as root), what must not be installed beside
+# the system's own is unpacked under build/rdma: pyverbs, whose package would bring udev, and the
+# guest's kernel. pyverbs is that of Debian's Python (3.11 on bookworm), so .venv must be of it too.
+# Exit status 77: this machine cannot do it, and why is the last line.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+cannot() { echo "tests/rdma: skipped: $*"; exit 77; }
+
+python=.venv/bin/python
+[ -x $python ] || cannot "no .venv: run make test first"
+command -v apt-get >/dev/null || cannot "no apt-get to fetch the guest's kernel with"
+needs=()
+command -v qemu-system-x86_64 >/dev/null || needs+=(qemu-system-x86)
+[ -e /sbin/ip ] || [ -e /bin/ip ] || needs+=(iproute2)
+[ -e /usr/lib/x86_64-linux-gnu/libibverbs.so.1 ] || needs+=(ibverbs-providers)
+command -v xz >/dev/null || needs+=(xz-utils)
+command -v openssl >/dev/null || needs+=(openssl)
+tools=$PWD/build/rdma/tools
+if [ "${#needs[@]}" -gt 0 ] || [ ! -e "$tools" ] || [ ! -e build/rdma/vm ]; then
+    apt-get -qq update || cannot "apt-get update fails"
+fi
+if [ "${#needs[@]}" -gt 0 ]; then
+    [ "$(id -u)" = 0 ] || cannot "not root, and these packages are missing: ${needs[*]}"
+    DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${needs[@]}" \
+        >/dev/null || cannot "these packages cannot be installed: ${needs[*]}"
+fi
+if [ ! -e "$tools" ]; then
+    rm -rf "$tools.new" && mkdir -p "$tools.new"
+    (cd "$tools.new" && apt-get -qq -o APT::Sandbox::User=root download python3-pyverbs) ||
+        cannot "python3-pyverbs cannot be fetched"
+    for package in "$tools.new"/*.deb; do dpkg -x "$package" "$tools.new"; done
+    mv "$tools.new" "$tools"
+fi
+export PYTHONPATH=$tools/usr/lib/python3/dist-packages
+$python -c 'import pyverbs.device' || cannot "pyverbs and .venv are of different Pythons"
+
+export RDMA_VM_CACHE=$PWD/build/rdma/vm
+tests/rdma/run-in-rdma-vm.sh --prepare
+# What the guest writes below its root is dropped with it.
+exec tests/rdma/run-in-rdma-vm.sh --env PYTHONUNBUFFERED=1 --timeout "${RDMA_TIMEOUT:-600}" \
+    $python -m pytest -p no:cacheprovider -m rdma tests/rdma tests/contract/test_agent_contract.py \
+    --override-ini=tmp_path_retention_policy=none "$@"

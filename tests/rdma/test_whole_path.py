@@ -1,0 +1,293 @@
+"""Whole servers in the guest: models on one device, two frontends on the other, and accidents.
+
+One server, with its own local worker, and two frontends serve all tests here, in order: what one
+test breaks must be whole for the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from blink_persistent.testing.scripted_version import write_scripted_version
+from blink_server.control_client import ask
+from blink_server.model_rows import from_columns
+from rdma_frontend.testing.guest import (
+    FRONTEND_DEVICE,
+    HOST_DEVICE,
+    Program,
+    set_link,
+    wait_until,
+)
+
+pytestmark = pytest.mark.rdma
+
+REQUESTS, CONCURRENCY = 200, 32
+LONG = 400  # tokens: seconds of generation
+EXOTIC = """
+from blink_server.hookspecs import hookimpl
+from blink_server.text.tokenizers import HuggingFaceTokenizer
+
+@hookimpl
+def blink_tokenizers():
+    return {"exotic": HuggingFaceTokenizer.load}
+"""
+
+
+@dataclass
+class Site:
+    """A host and its frontends; `local` and `remote` are URLs."""
+
+    repository: Path
+    runtime: Path
+    server: Program
+    frontends: list[Program]
+    local: str
+    remote: list[str]
+
+    def requests(self) -> int:
+        """In flight at the host, from wherever."""
+        answer = asyncio.run(ask(self.runtime / "control.sock", "index", usage=True))
+        return sum(row.requests for row in from_columns(answer.rows))
+
+    def serves(self, url: str, model: str) -> bool:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as reply:
+            return model in [entry["id"] for entry in json.load(reply)["data"]]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    directory = tmp_path_factory.mktemp("site")
+    repository, runtime, plugins = (directory / n for n in ("models", "run", "plugins"))
+    limits = {"slots": 1024, "max_rows": 16, "max_queue": 400}
+    write_scripted_version(repository, limits=limits, step_microseconds=5000)
+    exotic = write_scripted_version(repository, "exotic")
+    config = json.loads((exotic / "config.json").read_text())
+    (exotic / "config.json").write_text(json.dumps({**config, "tokenizer": {"name": "exotic"}}))
+    plugins.mkdir(mode=0o700)
+    (plugins / "exotic.py").write_text(EXOTIC)
+    (plugins / "exotic.py").chmod(0o600)
+    programs = [
+        Program(
+            *("serve", f"--model-repository={repository}", f"--runtime-dir={runtime}", "--port=0"),
+            *("--settle-secs=0.1", "--frontends-listen=127.0.0.1:0", f"--plugin-dir={plugins}"),
+            *(f"--frontends-key-dir={directory}/keys", f"--frontends-device={HOST_DEVICE}"),
+            "--frontends-keep-secs=3",
+        )
+    ]
+    try:
+        local = programs[0].line("Blink server on").split()[-1]
+        door = programs[0].line("Frontends elsewhere").split()[-1]
+        programs += [
+            Program(
+                *("frontend", f"--connect={door}", f"--token-file={directory}/keys/token"),
+                *(f"--device={FRONTEND_DEVICE}", "--port=0", f"--cache-dir={directory}/cache"),
+            )
+            for _ in range(2)
+        ]
+        remote = [frontend.line("Blink frontend on").split()[-1] for frontend in programs[1:]]
+        site = Site(repository, runtime, programs[0], programs[1:], local, remote)
+        yield site
+        programs = [*site.frontends, site.server]
+        assert [program.stop() for program in programs] == [0, 0, 0]
+    finally:
+        for program in programs:
+            program.kill()
+
+
+class Stream:
+    """A completion on a thread of its own, token by token."""
+
+    def __init__(self, url: str, prompt: str, max_tokens: int = LONG) -> None:
+        body = {"model": "scripted", "prompt": prompt, "max_tokens": max_tokens, "stream": True}
+        self._request = urllib.request.Request(
+            f"{url}/v1/completions",
+            json.dumps({**body, "temperature": 0, "ignore_eos": True}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        self.text = ""
+        self.finish = ""
+        self.error = ""
+        self.begun = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return at its end."""
+        self._thread.join(120)
+        assert not self._thread.is_alive(), "the stream never ended"
+
+    def _run(self) -> None:
+        try:
+            with urllib.request.urlopen(self._request, timeout=120) as reply:
+                for line in reply:
+                    if line.startswith(b"data: {"):
+                        self._take(json.loads(line[6:]))
+        except OSError as error:
+            self.error = str(error)
+        self.begun.set()
+
+    def _take(self, event: dict) -> None:
+        if "error" in event:
+            self.error = event["error"]["message"]
+            return
+        choice = event["choices"][0]
+        self.text += choice["text"]
+        self.finish = choice["finish_reason"] or self.finish
+        self.begun.set()
+
+
+def answer(url: str, prompt: str, max_tokens: int = 8) -> str:
+    """A whole answer, for the comparison; raises where there is none."""
+    stream = Stream(url, prompt, max_tokens)
+    stream.wait()
+    assert not stream.error, stream.error
+    assert stream.finish == "length"
+    return stream.text
+
+
+def test_answers_are_those_of_the_local_path(site: Site) -> None:
+    """200 requests of mixed lengths through two frontends, and the same ones beside the ring."""
+    from openai import AsyncOpenAI
+
+    async def complete(client: AsyncOpenAI, number: int) -> str:
+        text = ""
+        stream = await client.completions.create(
+            model="scripted",
+            prompt=f"{number} " + "word " * (number * 7 % 60),
+            max_tokens=1 + number * 13 % 40,
+            temperature=0,
+            stream=True,
+        )
+        async for event in stream:
+            text += event.choices[0].text
+        return text
+
+    async def all_of(urls: list[str]) -> list[str]:
+        clients = [AsyncOpenAI(base_url=f"{url}/v1", api_key="-", timeout=120) for url in urls]
+        room = asyncio.Semaphore(CONCURRENCY)
+
+        async def one(number: int) -> str:
+            async with room:
+                return await complete(clients[number % len(clients)], number)
+
+        return list(await asyncio.gather(*map(one, range(REQUESTS))))
+
+    async def both() -> list[list[str]]:
+        return list(await asyncio.gather(all_of(site.remote), all_of([site.local])))
+
+    remote, local = asyncio.run(both())
+    assert remote == local
+    assert len(set(local)) > REQUESTS // 2
+    assert site.requests() == 0
+
+
+def test_clients_that_go_away_leave_no_request_behind(site: Site) -> None:
+    processes = [Stream(site.remote[0], f"gone {n}") for n in range(8)]
+    for each in processes:
+        each.begun.wait()
+    expected = answer(site.local, "gone 0", LONG)
+    for each in processes:
+        each.wait()
+    assert processes[0].text == expected
+    body = json.dumps({"model": "scripted", "prompt": "x", "max_tokens": LONG, "stream": True})
+    replies = [
+        urllib.request.urlopen(
+            urllib.request.Request(
+                f"{site.remote[0]}/v1/completions",
+                body.encode(),
+                {"Content-Type": "application/json"},
+            ),
+            timeout=60,
+        )
+        for _ in range(30)
+    ]
+    for reply in replies:
+        reply.readline()
+    for reply in replies:
+        reply.close()
+    wait_until(lambda: site.requests() == 0, "the slots of clients that went away are empty")
+
+
+def test_a_model_without_its_tokenizer_is_refused_by_name(site: Site) -> None:
+    assert "no plugin here brings the tokenizer 'exotic'" in site.frontends[0].line("exotic:1  ")
+    assert site.serves(site.local, "exotic")
+    assert not site.serves(site.remote[0], "exotic")
+
+
+def test_streams_go_on_after_the_link_was_down(site: Site) -> None:
+    expected = answer(site.local, "through", LONG)
+    streams = [Stream(url, "through") for url in site.remote]
+    for stream in streams:
+        stream.begun.wait()
+    seen = [len(frontend.lines) for frontend in site.frontends]
+    set_link("down")
+    try:
+        for frontend, before in zip(site.frontends, seen, strict=True):
+            frontend.line("trying for", after=before)
+    finally:
+        set_link("up")
+    for stream in streams:
+        stream.wait()
+        assert (stream.text, stream.error) == (expected, "")
+
+
+def test_a_killed_agent_ends_its_own_streams_only(site: Site) -> None:
+    mine, other = Stream(site.remote[0], "mine"), Stream(site.remote[1], "other")
+    mine.begun.wait()
+    other.begun.wait()
+    (agent,) = site.frontends[0].children("blink_persistent.agent")
+    os.kill(agent, signal.SIGKILL)
+    mine.wait()
+    assert "gone" in mine.error or "lost" in mine.error
+    other.wait()
+    assert (other.finish, other.error) == ("length", "")
+    wait_until(lambda: site.serves(site.remote[0], "scripted"), "a new agent serves")
+    assert answer(site.remote[0], "after") == answer(site.local, "after")
+
+
+def test_a_killed_door_ends_remote_streams_and_comes_again(site: Site) -> None:
+    remote, local = Stream(site.remote[0], "remote"), Stream(site.local, "local")
+    remote.begun.wait()
+    local.begun.wait()
+    (door,) = site.server.children("door_process")
+    os.kill(door, signal.SIGKILL)
+    remote.wait()
+    assert remote.error
+    local.wait()
+    assert (local.finish, local.error) == ("length", "")
+    for url in site.remote:
+        wait_until(lambda url=url: site.serves(url, "scripted"), "the frontend is back")  # type: ignore[misc]
+        assert answer(url, "after the door") == answer(site.local, "after the door")
+    wait_until(lambda: site.requests() == 0, "the dead door's slots are taken back")
+
+
+def test_another_model_is_followed_without_a_restart(site: Site) -> None:
+    before = [frontend.pid for frontend in site.frontends]
+    write_scripted_version(site.repository, "second")
+    for url in site.remote:
+        wait_until(lambda url=url: site.serves(url, "second"), "the new model is served")  # type: ignore[misc]
+    assert [frontend.pid for frontend in site.frontends] == before
+
+
+def test_slots_of_a_killed_frontend_are_taken_back(site: Site) -> None:
+    stream, local = Stream(site.remote[1], "doomed"), Stream(site.local, "local")
+    stream.begun.wait()
+    frontend = site.frontends.pop()
+    frontend.kill()
+    stream.wait()
+    local.wait()
+    assert (local.finish, local.error) == ("length", "")
+    wait_until(lambda: site.requests() == 0, "the dead frontend's slots are taken back")
+    site.frontends.append(frontend.again())
+    url = site.frontends[-1].line("Blink frontend on").split()[-1]
+    assert answer(url, "another") == answer(site.local, "another")
