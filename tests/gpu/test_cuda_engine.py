@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from blink_server.importers.checkpoint import Architecture
-from blink_server.testing.llama_reference import forward
 from blink_server.testing.memory_checkpoint import (
     MemoryCheckpoint,
     random_checkpoint,
@@ -28,6 +26,7 @@ from blink_persistent.engines.cuda.weights import fill_weights
 from blink_persistent.graph_grid import DECODE, PREFILL, GraphKey, default_grid
 from blink_persistent.ring import Reason
 from blink_persistent.testing.cuda_harness import CudaHarness, cuda_version, provision
+from blink_persistent.testing.greedy import check_greedy
 from blink_persistent.testing.paged_decoder import INACTIVE, PagedDecoder, Part
 from blink_persistent.testing.scripted_request import ScriptedRequest
 from blink_persistent.testing.scripted_shape import ScriptedShape
@@ -129,18 +128,6 @@ def serve(checkpoint: MemoryCheckpoint, tmp_path: Path) -> Callable[[int], CudaP
 
 
 SHAPE = ScriptedShape(max_rows=16, context_length=256, vocabulary_size=1000)
-
-
-def check_greedy(
-    architecture: Architecture, plain: Any, prompt: Sequence[int], output: Sequence[int]
-) -> None:
-    """Each token is the float32 reference's best, or so near it that bfloat16 may differ."""
-    logits = forward(architecture, plain, (*prompt, *output)).logits[len(prompt) - 1 : -1]
-    chosen = logits[np.arange(len(output)), list(output)]
-    margin = logits.max(axis=1) - chosen
-    spread = logits.std()
-    assert (margin < 0.1 * spread).all(), f"margins {margin.max()} of a spread of {spread}"
-    assert (margin == 0).mean() > 0.9
 
 
 def random_prompts(count: int, seed: int) -> dict[int, ScriptedRequest]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from blink_persistent.engines import ProvisionLimits
 from blink_persistent.engines.cuda.engine import CudaEngine
 from blink_persistent.engines.cuda.provisioned import CudaProvisioned
-from blink_persistent.gpu.device_ring import DeviceRing
 from blink_persistent.gpu.device_scheduler import DeviceScheduler
 from blink_persistent.graph_grid import GraphGrid
 from blink_persistent.samplers.default import DefaultSampler
 from blink_persistent.testing.device_harness import DeviceHarness
+from blink_persistent.testing.host_driven_harness import HostDrivenHarness
 from blink_persistent.testing.scripted_shape import ScriptedShape
 from blink_server.backend import ModelVersion
+
+Exclusive = Callable[[], AbstractContextManager[None]]
 
 
 def cuda_version(
@@ -36,31 +41,66 @@ def cuda_version(
     return ModelVersion("model", 1, directory, config)
 
 
-def provision(version: ModelVersion, grid: GraphGrid) -> CudaProvisioned:
+def provision(
+    version: ModelVersion, grid: GraphGrid, *, exclusive: Exclusive = nullcontext
+) -> CudaProvisioned:
     """The version on the GPU, with the default sampler."""
-    limits = ProvisionLimits(threads=1, sampler=DefaultSampler())
+    limits = ProvisionLimits(threads=1, sampler=DefaultSampler(), exclusive=exclusive)
     return CudaEngine().provision(version, grid, limits, progress=lambda stage, part: None)
 
 
 class CudaHarness(DeviceHarness):
-    """A `DeviceHarness` around a provisioned engine, which it owns.
+    """A `DeviceHarness` around a provisioned engine, which it closes unless `borrowed`.
 
     `shape` tells the ring's sizes, of which only those before the engine are used. Requests are
     `ScriptedRequest`s; their answers are the model's.
     """
 
     def __init__(
-        self, shape: ScriptedShape, engine: CudaProvisioned, *, profile_capacity: int = 0
+        self,
+        shape: ScriptedShape,
+        engine: CudaProvisioned,
+        *,
+        profile_capacity: int = 0,
+        borrowed: bool = False,
     ) -> None:
         self.shape, self.gpu, self._provisioned = shape, engine.gpu, engine
-        self.ring = DeviceRing(engine.gpu, shape.ring(), shape.epoch)
-        self.scheduler = DeviceScheduler(
-            engine.gpu, self.ring, engine.tables, engine.graphs, profile_capacity=profile_capacity
-        )
+        self._borrowed = borrowed
+        self._make_scheduler(engine, 0, profile_capacity)
+
+    def complete(self) -> Future[None]:
+        """Have the engine capture what is missing, for the scheduler on the device."""
+        assert isinstance(self.scheduler, DeviceScheduler)
+        return self._provisioned.complete(self.scheduler.publish)
 
     def close(self) -> None:
         """Stop the scheduler and give the engine's memory back."""
         try:
             self.scheduler.stop()
         finally:
-            self._provisioned.close()
+            if not self._borrowed:
+                self._provisioned.close()
+
+
+class HostDrivenCudaHarness(CudaHarness, HostDrivenHarness):
+    """The same graphs, driven by a host thread; `polls` is `HostDrivenScheduler`'s."""
+
+    def __init__(
+        self,
+        shape: ScriptedShape,
+        engine: CudaProvisioned,
+        *,
+        polls: bool = False,
+        borrowed: bool = False,
+    ) -> None:
+        self._polls = polls
+        super().__init__(shape, engine, borrowed=borrowed)
+
+    def close(self) -> None:
+        """Stop the scheduler and give the engine's memory back."""
+        try:
+            self.host_driven.close()
+        finally:
+            os.close(self._doorbell)
+            if not self._borrowed:
+                self._provisioned.close()

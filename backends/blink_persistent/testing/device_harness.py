@@ -12,7 +12,7 @@ One thread. Waits raise TimeoutError.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from blink_persistent.gpu.device_scheduler import DeviceScheduler
 from blink_persistent.gpu.driver import Gpu
 from blink_persistent.gpu.engine_buffers import EngineLimits
 from blink_persistent.gpu.scripted import DeviceScriptedEngine
+from blink_persistent.gpu.structs import EngineTables
 from blink_persistent.ring import Condition, Ring, SlotState, unpack_status
 from blink_persistent.testing.observed import Status, TraceEvent, TraceKind
 from blink_persistent.testing.scripted_request import ScriptedRequest
@@ -52,6 +53,15 @@ class RunningScheduler(Protocol):
     def condition(self) -> Condition: ...
     def error(self) -> str | None: ...
     def drain_trace(self) -> list[tuple[int, int, int, int]]: ...
+
+
+class LaunchableEngine(Protocol):
+    """What a scheduler is made over."""
+
+    @property
+    def tables(self) -> EngineTables: ...
+    @property
+    def graphs(self) -> Sequence[Any]: ...
 
 
 class DeviceHarness:
@@ -95,17 +105,19 @@ class DeviceHarness:
         )
         self.ring: MirroredRing
         self.scheduler: RunningScheduler
-        self._make_scheduler(trace_capacity, profile_capacity)
+        self._make_scheduler(self.engine, trace_capacity, profile_capacity)
 
-    def _make_scheduler(self, trace_capacity: int, profile_capacity: int) -> None:
+    def _make_scheduler(
+        self, engine: LaunchableEngine, trace_capacity: int, profile_capacity: int
+    ) -> None:
         """Sets `ring` and `scheduler`."""
         ring = DeviceRing(self.gpu, self.shape.ring(), self.shape.epoch)
         self.ring = ring
         self.scheduler = DeviceScheduler(
             self.gpu,
             ring,
-            self.engine.tables,
-            self.engine.graphs,
+            engine.tables,
+            engine.graphs,
             trace_capacity=trace_capacity,
             profile_capacity=profile_capacity,
         )

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from blink_persistent import _native
 from blink_persistent.gpu.host_driven import HostDrivenScheduler
 from blink_persistent.ring import Ring, create_ring_memory
-from blink_persistent.testing.device_harness import DeviceHarness
+from blink_persistent.testing.device_harness import DeviceHarness, LaunchableEngine
 from blink_persistent.testing.scripted_shape import ScriptedShape
 
 WORDS = ("cancel", "release", "submit")
@@ -65,7 +65,9 @@ class HostDrivenHarness(DeviceHarness):
         self._polls = polls
         super().__init__(shape, **options)
 
-    def _make_scheduler(self, trace_capacity: int, profile_capacity: int) -> None:
+    def _make_scheduler(
+        self, engine: LaunchableEngine, trace_capacity: int, profile_capacity: int
+    ) -> None:
         if profile_capacity:
             raise ValueError("a host-driven scheduler keeps no profile")
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -74,8 +76,8 @@ class HostDrivenHarness(DeviceHarness):
         self.host_driven = HostDrivenScheduler(
             self.gpu,
             ring.memory,
-            self.engine.tables,
-            self.engine.graphs,
+            engine.tables,
+            engine.graphs,
             doorbell=self._doorbell,
             polls=self._polls,
             trace_capacity=trace_capacity,

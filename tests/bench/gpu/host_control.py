@@ -1,17 +1,20 @@
 """The persistent scheduler against the same graphs driven by a host thread (paper, figure 3).
 
     python tests/bench/gpu/host_control.py OUTPUT_DIRECTORY [--nodes 390] [--step-us 0 1000 5000]
+    python tests/bench/gpu/host_control.py OUTPUT_DIRECTORY --model llama-3-8b
 
 Method: the scripted engine, its graphs as long as a model's (`--nodes`, of which all but two are
-empty kernels), its steps at least `--step-us` (0: what the graph itself takes). A workload is
-submitted at once; its makespan is taken from the scheduler's own stamps, first claim to last end,
-in the clock of whoever runs it. A ring of 4,096 slots in 16 ranges; the process that waits looks
-every millisecond. The control comes in three kinds: `spin` synchronizes and the driver spins,
-`block` synchronizes and the driver sleeps (CU_CTX_SCHED_BLOCKING_SYNC), `poll` asks the stream and
-reads the ring in between. Its thread is bound to one core; the hog is a process bound to that core
-that copies 64 MiB over and over, and for the persistent scheduler it runs there all the same. Every
-answer is checked. Ratios are of medians, the control's makespan over the persistent scheduler's
-under the same conditions. All makespans are written as JSON.
+empty kernels), its steps at least `--step-us` (0: what the graph itself takes); or the engine
+`cuda` with random weights at a model's full shape, all placements over the same executable graphs.
+A workload is submitted at once; its makespan is taken from the scheduler's own stamps, first claim
+to last end, in the clock of whoever runs it. A ring of 4,096 slots in 16 ranges; the process that
+waits looks every millisecond. The control comes in three kinds: `spin` synchronizes and the driver
+spins, `block` synchronizes and the driver sleeps (CU_CTX_SCHED_BLOCKING_SYNC), `poll` asks the
+stream and reads the ring in between. Its thread is bound to one core; the hog is a process bound to
+that core that copies 64 MiB over and over, and for the persistent scheduler it runs there all the
+same. Every answer is checked: the scripted engine's token by token, a model's for its length.
+Ratios are of medians, the control's makespan over the persistent scheduler's under the same
+conditions. All makespans are written as JSON.
 """
 
 from __future__ import annotations
@@ -20,26 +23,31 @@ import argparse
 import itertools
 import json
 import os
-import subprocess
-import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from control_core import CONTROL_CORE, bound_to, hog, set_context_flags
 
-from blink_persistent.gpu.driver import cuda_driver
-from blink_persistent.ring import SlotState
+from blink_persistent.engines.cuda.provisioned import CudaProvisioned
+from blink_persistent.graph_grid import default_grid
+from blink_persistent.ring import Reason, SlotState
+from blink_persistent.testing.cuda_harness import (
+    CudaHarness,
+    HostDrivenCudaHarness,
+    cuda_version,
+    provision,
+)
 from blink_persistent.testing.device_harness import DeviceHarness
 from blink_persistent.testing.host_driven_harness import HostDrivenHarness
 from blink_persistent.testing.scripted_request import ScriptedRequest
 from blink_persistent.testing.scripted_shape import ScriptedShape
 
-HOG = "a = bytearray(1 << 26)\nprint('ready', flush=True)\nwhile True: b = bytes(a)"
-CONTROL_CORE = max(os.sched_getaffinity(0))
 LOOK_SECONDS = 1e-3
 PATIENCE_SECONDS = 60.0
 
@@ -85,74 +93,71 @@ SHAPE = ScriptedShape(
 )
 
 
-def placements() -> dict[str, Callable[..., DeviceHarness]]:
-    """Who runs the scheduler, by name; each makes a harness with the options given."""
+Make = Callable[[], DeviceHarness]
+KINDS = {  # of the control: does it poll, does it sleep
+    "spin": (False, False),
+    "block": (False, True),
+    "poll": (True, False),
+}
 
-    def driven(polls: bool, blocks: bool, **options: Any) -> DeviceHarness:
+
+def scripted_placements(**options: Any) -> dict[str, Make]:
+    """Who runs the scheduler, by name; each makes a harness of the scripted engine."""
+
+    def driven(polls: bool, blocks: bool) -> DeviceHarness:
         set_context_flags(blocks)
         return HostDrivenHarness(SHAPE, polls=polls, **options)
 
-    def device(**options: Any) -> DeviceHarness:
+    def device() -> DeviceHarness:
         set_context_flags(blocks=False)
         return DeviceHarness(SHAPE, **options)
 
-    return {
-        "device": device,
-        "spin": partial(driven, polls=False, blocks=False),
-        "block": partial(driven, polls=False, blocks=True),
-        "poll": partial(driven, polls=True, blocks=False),
-    }
+    return {"device": device, **{name: partial(driven, *kind) for name, kind in KINDS.items()}}
 
 
-def set_context_flags(blocks: bool) -> None:
-    """How a synchronizing thread waits, for the context that is made next."""
-    driver = cuda_driver()
-    _, device = driver.cuDeviceGet(0)
-    kinds = driver.CUctx_flags
-    flags = kinds.CU_CTX_SCHED_BLOCKING_SYNC if blocks else kinds.CU_CTX_SCHED_SPIN
-    (status,) = driver.cuDevicePrimaryCtxSetFlags(device, int(flags))
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"cuDevicePrimaryCtxSetFlags: {status.name}")
+def model_placements(engine: CudaProvisioned) -> dict[str, Make]:
+    """As `scripted_placements`, all over one provisioned model."""
+    shape = replace(SHAPE, vocabulary_size=engine.shape.vocabulary_size)
+
+    def driven(polls: bool, blocks: bool) -> DeviceHarness:
+        engine.reset()
+        set_context_flags(blocks)
+        return HostDrivenCudaHarness(shape, engine, polls=polls, borrowed=True)
+
+    def device() -> DeviceHarness:
+        engine.reset()
+        set_context_flags(blocks=False)
+        return CudaHarness(shape, engine, borrowed=True)
+
+    return {"device": device, **{name: partial(driven, *kind) for name, kind in KINDS.items()}}
 
 
-@contextmanager
-def bound_to(cores: set[int]) -> Iterator[None]:
-    """This thread, and those that it starts, on these cores."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-@contextmanager
-def hog(wanted: bool) -> Iterator[None]:
-    """A process that takes the control's core, if wanted."""
-    if not wanted:
-        yield
-        return
-    with bound_to({CONTROL_CORE}):
-        process = subprocess.Popen([sys.executable, "-c", HOG], stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        yield
-    finally:
-        process.kill()
-        process.wait()
+def provision_model(model: str) -> CudaProvisioned:
+    with tempfile.TemporaryDirectory() as directory:
+        version = cuda_version(
+            Path(directory),
+            engine={"weights": "random", "model": model, "block_count": 2500},
+            context_length=2048,
+            memory_fraction=0.8,
+        )
+        return provision(version, default_grid(64, 2048, max_sequences=16))
 
 
 class Served(NamedTuple):
-    """A workload's requests, and each slot's answer by the plain rule."""
+    """A workload's requests, and each slot's answer where there is a plain rule."""
 
+    workload: Workload
     requests: dict[int, ScriptedRequest]
-    answers: dict[int, tuple[int, ...]]
+    answers: dict[int, tuple[int, ...]] | None
 
     @classmethod
-    def of(cls, workload: Workload) -> Served:
-        requests = workload.made(SHAPE.vocabulary_size)
-        return cls(requests, {slot: r.answer(SHAPE).tokens for slot, r in requests.items()})
+    def of(cls, workload: Workload, harness: DeviceHarness) -> Served:
+        shape = harness.shape
+        requests = workload.made(shape.vocabulary_size)
+        if isinstance(harness, CudaHarness):
+            return cls(workload, requests, None)
+        answers = {slot: r.answer(shape).tokens for slot, r in requests.items()}
+        return cls(workload, requests, answers)
 
     def makespan_us(self, harness: DeviceHarness) -> float:
         """Serves it once; first claim to last end, by the scheduler's stamps."""
@@ -161,14 +166,20 @@ class Served(NamedTuple):
         mirror, slots = harness.ring.mirror, list(self.requests)
         harness.ring.pull(mirror.timings)
         claimed, finished = (mirror.timings[name][slots] for name in ("claimed_ns", "finished_ns"))
-        for slot, answer in self.answers.items():
-            start = int(mirror.records["output_offset"][slot])
-            tokens = mirror.outputs[slot // SHAPE.slots_per_range][start : start + len(answer)]
-            harness.ring.pull(tokens)
-            assert tuple(tokens.tolist()) == answer, f"slot {slot}: wrong tokens"
+        self._check(harness)
         harness.release(self.requests)
         self._wait_for(harness, SlotState.EMPTY)
         return float(finished.max() - claimed.min()) / 1e3
+
+    def _check(self, harness: DeviceHarness) -> None:
+        if self.answers is None:
+            statuses = harness.statuses()
+            for slot in self.requests:
+                ended = statuses[slot].reason, statuses[slot].generated
+                assert ended == (Reason.MAX_TOKENS, self.workload.output), f"slot {slot}: {ended}"
+            return
+        for slot, answer in self.answers.items():
+            assert harness.output(slot) == answer, f"slot {slot}: wrong tokens"
 
     def _wait_for(self, harness: DeviceHarness, state: SlotState) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -192,9 +203,9 @@ def measure(
     with bound_to({CONTROL_CORE}):
         harness.scheduler.launch()  # a host thread is started here and inherits the core
     with bound_to(others):
-        Served.of(workloads[0]).makespan_us(harness)
+        Served.of(workloads[0], harness).makespan_us(harness)
         for workload, hogged in itertools.product(workloads, (False, True)):
-            served = Served.of(workload)
+            served = Served.of(workload, harness)
             before = harness.ring.field("steps")
             with hog(hogged):
                 spans = [served.makespan_us(harness) for _ in range(runs)]
@@ -232,26 +243,38 @@ def report(results: list[dict[str, Any]]) -> None:
         print(" | ".join(cells), flush=True)
 
 
+def run(name: str, placements: dict[str, Make], arguments: argparse.Namespace) -> None:
+    """All placements, one after the other; keeps and reports what they took."""
+    results: list[dict[str, Any]] = []
+    for placement, make in placements.items():
+        with make() as harness:
+            results += measure(
+                placement, harness, list(WORKLOADS[: arguments.workloads]), arguments.runs
+            )
+    (arguments.output / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
+    print(name)
+    report(results)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
+    parser.add_argument("--model", action="append", default=[])
     parser.add_argument("--step-us", type=int, nargs="*", default=[0, 1000, 5000])
     parser.add_argument("--nodes", type=int, default=390)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workloads", type=int, default=len(WORKLOADS), help="the first so many")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    for step_us in arguments.step_us:
-        results = []
-        for name, make in placements().items():
-            with make(step_ns=1000 * step_us, filler_kernels=arguments.nodes - 2) as harness:
-                results += measure(
-                    name, harness, list(WORKLOADS[: arguments.workloads]), arguments.runs
-                )
-        run = f"nodes{arguments.nodes}_step{step_us}us"
-        (arguments.output / f"{run}.json").write_text(json.dumps(results, indent=1) + "\n")
-        print(run)
-        report(results)
+    for model in arguments.model:
+        engine = provision_model(model)
+        try:
+            run(model, model_placements(engine), arguments)
+        finally:
+            engine.close()
+    for step_us in [] if arguments.model else arguments.step_us:
+        placements = scripted_placements(step_ns=1000 * step_us, filler_kernels=arguments.nodes - 2)
+        run(f"nodes{arguments.nodes}_step{step_us}us", placements, arguments)
 
 
 if __name__ == "__main__":
