@@ -59,11 +59,12 @@ class TokenBytes:
     """What every token of a vocabulary adds to a text: token i is data[offsets[i] : offsets[i + 1]].
 
     data: uint8 [bytes]; offsets: uint64 [vocabulary_size + 1]. A token without bytes is never part
-    of a constrained text. One object for all grammars of a tokenizer.
+    of a constrained text. One object for all grammars of a tokenizer. digest: of its contents.
     """
 
     data: npt.NDArray[np.uint8]
     offsets: npt.NDArray[np.uint64]
+    digest: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +73,7 @@ class Grammar:
 
     class_of: uint8 [256], bytes that are alike; next: int32 [states, classes], -1 where the byte is
     refused; accepting: uint8 [states], 1 where a text may end. Every state leads to one of those.
-    digest: equal for equal automata. param: the request's field that asks for it.
+    digest: equal for equal automata over equal tokens. param: the request's field that asks for it.
     """
 
     class_of: npt.NDArray[np.uint8]
@@ -129,18 +130,28 @@ class RequestTiming:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """A request's tokens so far, as a backend counts them whose ids stand for something else."""
+
+    prompt_tokens: int
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """What became visible of a request since the last event.
 
     The last event of a stream, and only it, has a `reason` and `timing`; it may carry tokens too.
     The token that ended a request (end-of-sequence or stop token id) is the last of `token_ids`.
-    `logprobs` has one entry a token where they were asked for.
+    `logprobs` has one entry a token where they were asked for. `usage` is given where the ids are
+    not the tokens that the client is to be told the number of.
     """
 
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprob] | None = None
     reason: FinishReason | None = None
     timing: RequestTiming | None = None
+    usage: TokenUsage | None = None
 
 
 class TokenStream(Protocol):
@@ -360,7 +371,8 @@ class Backend(Protocol):
         """The argv of the process that will hold the loaded version.
 
         The provisioner starts it with the environment of `blink_server.control` and watches it.
-        `threads` is its share of the machine's CPU threads.
+        `threads` is its share of the machine's CPU threads. An empty one says that the workers
+        serve the version themselves, each from its `connect` on: see `blink_server.worker_backend`.
         """
         ...
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from blink_server.aside import aside
 from blink_server.backend import Backend, ModelVersion, Session
 from blink_server.errors import BlinkError, Unavailable
 from blink_server.hookspecs import TokenizerLoader, ToolFormatFactory
@@ -29,6 +30,7 @@ class Offers:
     tokenizers: Mapping[str, TokenizerLoader]
     tool_parsers: Mapping[str, ToolFormatFactory]
     refresh: Callable[[], None] = lambda: None  # before a version is reached for the first time
+    connect_seconds: float | None = None  # how long it may take to load and reach a version
 
 
 class EndpointLink:
@@ -86,8 +88,13 @@ class EndpointLink:
             retry = min(2 * retry, _LONGEST_RETRY)
 
     def update(self, entry: CatalogEntry) -> None:
-        """The endpoint is the same; the version's settings may have changed."""
+        """The version's settings may have changed; with another endpoint it is loaded anew."""
+        moved = self.entry.endpoint != entry.endpoint
         self.entry = entry
+        if moved:
+            self.text = None
+            if self._session is not None:
+                self._on_closed(self._session, "it is served anew")
         if self._session is not None:
             try:
                 self._session.configure(entry.config)
@@ -111,9 +118,13 @@ class EndpointLink:
     async def _connect(self) -> None:
         """Get a session, or a failure."""
         try:
-            session = await self._open()
+            async with asyncio.timeout(self._offers.connect_seconds) as limit:
+                session = await self._open()
         except BlinkError as error:
             self.failure = str(error)
+        except TimeoutError as error:
+            late = f"not loaded in a worker after {self._offers.connect_seconds} s"
+            self.failure = late if limit.expired() else f"TimeoutError: {error}"
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
             if self.failure != self._told:
@@ -129,12 +140,12 @@ class EndpointLink:
     async def _open(self) -> Session:
         version, endpoint = version_of(self.entry), self.entry.endpoint
         if self.text is None:
-            await asyncio.to_thread(self._offers.refresh)
+            await aside(self._offers.refresh)
         backend = self._offers.backends.get(self.entry.backend)
         if backend is None:
             raise Unavailable(f"no plugin of this worker brings the backend {self.entry.backend!r}")
         if self.text is None:
-            self.text = await asyncio.to_thread(
+            self.text = await aside(
                 load_text_parts, version, self._offers.tokenizers, self._offers.tool_parsers
             )
         assert endpoint is not None

@@ -14,7 +14,7 @@ from blink_server.api_keys import read_api_keys
 from blink_server.control import SCHEDULER_VARIABLE
 from blink_server.errors import BlinkError
 from blink_server.front import FrontOptions
-from blink_server.gunicorn_settings import LOG_LEVEL_VARIABLE
+from blink_server.gunicorn_settings import LOAD_TIMEOUT_VARIABLE, LOG_LEVEL_VARIABLE
 from blink_server.http.plugin_routes import check_plugin_routes
 from blink_server.http_options import HttpOptions, http_options
 from blink_server.listener import is_loopback, url_of
@@ -158,6 +158,7 @@ def serve_command(
     check_access(host, api_key_file, insecure=insecure)
     configure_logging(log_level)
     os.environ[LOG_LEVEL_VARIABLE] = log_level
+    os.environ[LOAD_TIMEOUT_VARIABLE] = str(load_timeout_secs)
     if scheduler is not None:
         os.environ[SCHEDULER_VARIABLE] = scheduler
     plugin_choice = replace(plugin_choice, reload=reload_plugins)

@@ -13,6 +13,7 @@ from blink_server.catalog_follower import CatalogFollower
 from blink_server.endpoint_link import Offers
 from blink_server.gunicorn_settings import (
     CONTROL_SOCKET_VARIABLE,
+    LOAD_TIMEOUT_VARIABLE,
     LOG_LEVEL_VARIABLE,
     METRICS_VARIABLE,
 )
@@ -77,7 +78,7 @@ def application() -> App:
     follower = CatalogFollower(
         Path(os.environ[CONTROL_SOCKET_VARIABLE]),
         directory,
-        Offers(plugins.backends, plugins.tokenizers, plugins.tool_parsers, plugins.refresh),
+        Offers(plugins.backends, plugins.tokenizers, plugins.tool_parsers, plugins.refresh, float(os.environ[LOAD_TIMEOUT_VARIABLE])),
     )
     app.add_middleware(FollowCatalog(follower))
     return app

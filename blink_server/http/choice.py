@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from blink_server.backend import FinishReason, RequestTiming, TokenEvent, TokenStream
+from blink_server.backend import FinishReason, RequestTiming, TokenEvent, TokenStream, TokenUsage
 from blink_server.errors import EngineFailure
 from blink_server.http.metrics import FinishedRequest, Metrics
 from blink_server.http.models import Lease
@@ -59,11 +59,14 @@ class Choice:
         self._text: ChoiceText | None = None
         self._calls: ToolCalls | None = None
         self._stream: TokenStream | None = None
+        self._usage: TokenUsage | None = None  # the backend's own, if it counts itself
         self._lease: Lease | None = None
 
     @property
     def generated(self) -> int:
         """Tokens generated so far, the ending one included."""
+        if self._usage is not None:
+            return self._usage.generated_tokens
         return 0 if self._text is None else self._text.generated
 
     @property
@@ -110,8 +113,12 @@ class Choice:
         assert self._text is not None
         if event.reason in (FinishReason.ERROR, FinishReason.CANCELLED, FinishReason.CLOSED):
             raise EngineFailure(f"the request was ended by its backend ({event.reason})")
-        if event.token_ids:
-            self._observe_tokens(len(event.token_ids))
+        count = len(event.token_ids)
+        if event.usage is not None:
+            count = event.usage.generated_tokens - self.generated
+            self._usage, self.prompt_tokens = event.usage, event.usage.prompt_tokens
+        if count > 0:
+            self._observe_tokens(count)
         text, logprobs = self._text.push(event)
         finish_reason = self._text.finish_reason
         if finish_reason is not None:

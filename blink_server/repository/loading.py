@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from blink_server.aside import aside
 from blink_server.backend import Backend
 from blink_server.messages import Ready
+from blink_server.repository.in_workers import InWorkers
 from blink_server.repository.runner_process import (
     LoadError,
     LoadTimeoutError,
@@ -16,22 +18,37 @@ from blink_server.repository.surroundings import Surroundings
 from blink_server.repository.wanted import WantedVersion
 from blink_server.repository.warm_up import warm_up
 
+Runner = RunnerProcess | InWorkers
+
 TAKE_OVER_SECONDS = 10.0  # a living runner registers again within a second or two
 
 
 async def start_runner(
     wanted: WantedVersion, epoch: int, backend: Backend, around: Surroundings
-) -> RunnerProcess:
-    """Start a runner, if its estimate fits into memory. Raises MemoryRefusedError, BlinkError."""
-    version = wanted.version
-    if refusal := around.admission.admit(wanted.generation, backend.estimate(version)):
-        raise MemoryRefusedError(refusal)
-    argv = backend.runner_command(version, threads=around.threads(version))
+) -> Runner:
+    """Start a runner, if its estimate fits into memory.
+
+    Raises MemoryRefusedError, BlinkError, LoadTimeoutError where the backend does not answer.
+    """
+    version, seconds = wanted.version, around.limits.load
+    try:
+        async with asyncio.timeout(seconds):
+            estimate = await aside(backend.estimate, version)
+            if refusal := around.admission.admit(wanted.generation, estimate):
+                raise MemoryRefusedError(refusal)
+            threads = around.threads(version)
+            argv = await aside(backend.runner_command, version, threads=threads)
+    except TimeoutError:
+        raise LoadTimeoutError(
+            f"the backend {backend.name!r} has not answered after {seconds:g} s"
+        ) from None
+    if not argv:
+        return InWorkers(wanted, epoch)
     return await RunnerProcess.start(wanted, epoch, argv, around.runtime)
 
 
 async def warmed_up(
-    runner: RunnerProcess, wanted: WantedVersion, backend: Backend, around: Surroundings
+    runner: Runner, wanted: WantedVersion, backend: Backend, around: Surroundings
 ) -> Ready:
     """Wait until the runner is ready and has answered the warm-up requests. Raises LoadError."""
     loop, seconds = asyncio.get_running_loop(), around.limits.load

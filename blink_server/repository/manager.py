@@ -58,7 +58,7 @@ class Manager:
             loading=asyncio.Semaphore(self._limits.parallel_loads),
             publish=self.publish,
             observe=observe,
-            released=lambda runner: catalog.released(runner.key),
+            released=catalog.released,
             threads=self._threads,
             reselect=self._reselect,
         )
@@ -145,7 +145,7 @@ class Manager:
         key = EndpointKey(registration.model, registration.version, registration.epoch)
         runners = (supervisor.runner for supervisor in self._supervisors.values())
         runner = next((each for each in runners if each is not None and each.key == key), None)
-        if runner is None:
+        if not isinstance(runner, RunnerProcess):
             log.warning("%s: %s is not wanted, told to stop", peer.name, key)
             await peer.send(Stop())
             return

@@ -19,7 +19,7 @@ from blink_server.model_events import ModelStateChange
 from blink_server.repository.attempts import Attempts
 from blink_server.repository.harness import Harness, State
 from blink_server.repository.interruptible import unless
-from blink_server.repository.loading import registered, start_runner, warmed_up
+from blink_server.repository.loading import Runner, registered, start_runner, warmed_up
 from blink_server.repository.runner_process import LoadError, RunnerProcess
 from blink_server.repository.surroundings import Surroundings
 from blink_server.repository.wanted import WantedVersion
@@ -52,7 +52,7 @@ class Supervisor:
         self._leaving = asyncio.Event()
         self._retry = asyncio.Event()
         self._drain_seconds = 0.0
-        self.runner: RunnerProcess | None = inherited
+        self.runner: Runner | None = inherited
         self.returning = inherited is not None  # it has still to register with this server
         self.settled = asyncio.Event()  # READY or UNAVAILABLE once
         self.proven = inherited is not None  # has been READY
@@ -156,7 +156,7 @@ class Supervisor:
     async def _load(self) -> Ready | None:
         """The loaded runner's word; None when the version has to go before it is loaded."""
         if self.returning:
-            assert self.runner is not None
+            assert isinstance(self.runner, RunnerProcess)
             await self._begin_load(self.runner.key.epoch)
             return await unless(self._leaving, self._returned(self.runner))
         if not await unless(self._leaving, self._around.loading.acquire()):
@@ -221,17 +221,17 @@ class Supervisor:
         await self._stop_runner()
         await self._unavailable("unloaded")
 
-    async def _drain(self, runner: RunnerProcess) -> None:
+    async def _drain(self, runner: Runner) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._drain_seconds
         self.harness.drain()
         await self._around.publish()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._around.released(runner), self._drain_seconds)
+            await asyncio.wait_for(self._around.released(runner.key), self._drain_seconds)
         self.harness.unload()
         await self._around.publish()  # workers that still hold it end their requests now
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._around.released(runner), self._limits.kill_grace)
+            await asyncio.wait_for(self._around.released(runner.key), self._limits.kill_grace)
         await runner.drain(max(deadline - loop.time(), 0.0), self._limits.kill_grace)
 
     async def _stop_runner(self) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from blink_server.backend import ModelVersion
 from blink_server.hookspecs import TokenizerLoader
+from blink_server.messages import EndpointKey
 from blink_server.model_events import ModelStateChange
 from blink_server.repository.admission import Admission
-from blink_server.repository.runner_process import RunnerProcess
 from blink_server.runtime_dir import RuntimeDirectory
 
 
@@ -36,7 +36,7 @@ class Surroundings:
     """What the supervisors of one server share.
 
     `loading` is held during a load; `tokenizers` are the plugins'. `publish` tells the workers what
-    has changed, `observe` the plugins; `released` waits until no worker holds that runner's
+    has changed, `observe` the plugins; `released` waits until no worker holds that
     endpoint; `threads` tells the CPU threads that a version may have, if it is loaded now;
     `reselect` states anew what is wanted, now that a generation is broken or no longer is.
     """
@@ -48,6 +48,6 @@ class Surroundings:
     tokenizers: Mapping[str, TokenizerLoader]
     publish: Callable[[], Awaitable[None]]
     observe: Callable[[ModelStateChange], None]
-    released: Callable[[RunnerProcess], Awaitable[None]]
+    released: Callable[[EndpointKey], Awaitable[None]]
     threads: Callable[[ModelVersion], int]
     reselect: Callable[[], Awaitable[None]]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from blink_server.aside import begin_aside
 from blink_server.backend import ModelVersion
 from blink_server.config import (
     CONFIG_FILE,
@@ -19,6 +20,8 @@ from blink_server.plugins import Plugins
 from blink_server.repository.source import SourceModel
 from blink_server.schema_problems import nearest
 from blink_server.text.chat_template import ChatTemplate
+
+CHECK_SECONDS = 60.0
 
 
 def validate_version(
@@ -50,7 +53,8 @@ def validate_version(
     if problems:
         raise InvalidModel(problems)
     found = ModelVersion(model.name, version, directory, document)
-    problems = [*_text_problems(found, plugins), *_backend_problems(found, plugins)]
+    problems = [*_unless_hung(found, _text_problems, plugins)]
+    problems += _unless_hung(found, _backend_problems, plugins)
     if problems:
         raise InvalidModel(problems)
     return found
@@ -83,6 +87,19 @@ def _unknown(file: Path, field: str, name: object, known: Collection[str]) -> li
         return []
     kind = field.partition(".")[0].replace("_", " ")
     return [Problem(file, field, name, f"no plugin offers this {kind}; {nearest(name, known)}")]
+
+
+def _unless_hung(
+    version: ModelVersion, check: Callable[[ModelVersion, Plugins], list[Problem]], plugins: Plugins
+) -> list[Problem]:
+    """What a check that calls plugins finds; one that hangs must not keep others from service."""
+    try:
+        return begin_aside(check, version, plugins).result(CHECK_SECONDS)
+    except TimeoutError:
+        config = version.config
+        whose = f"tokenizer {config['tokenizer']['name']!r} and backend {config['backend']!r}"
+        expected = f"{whose} have not checked it after {CHECK_SECONDS:g} s"
+        return [Problem(version.directory, "", None, expected)]
 
 
 def _text_problems(version: ModelVersion, plugins: Plugins) -> list[Problem]:

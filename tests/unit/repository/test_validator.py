@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -190,3 +191,20 @@ def test_the_backend_sees_only_what_is_otherwise_valid(tmp_path: Path) -> None:
     (directory / "graph_grid.json").unlink()
     problems(tmp_path, plugins)
     assert [version.key for version in asked] == ["tiny:1"]
+
+
+def test_a_check_that_hangs_is_named_and_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blink_server.repository.validator.CHECK_SECONDS", 0.05)
+    release = threading.Event()
+
+    def hang(version: ModelVersion) -> list[Problem]:
+        release.wait()
+        return []
+
+    plugins = load_plugins([], extra={"check_only": CheckOnlyPlugin(CheckOnlyBackend(hang))})
+    write_tiny_version(tmp_path)
+    [found] = problems(tmp_path, plugins)
+    release.set()
+    assert "backend 'check_only' have not checked it after 0.05 s" in str(found)

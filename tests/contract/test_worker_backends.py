@@ -1,0 +1,148 @@
+"""Versions that the workers serve themselves, and plugins that hang, under a whole server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from blink_server.testing.server_process import ServerProcess
+from blink_server.testing.tiny_repository import write_json
+from blink_server.testing.tiny_tokenizer import CHAT_TEMPLATE, byte_level_tokenizer
+
+PLUGINS = Path(__file__).parents[2] / "plugins"
+
+HANGING = """
+import asyncio, threading
+from blink_server.hookspecs import hookimpl
+from blink_server.worker_backend import WorkerBackend
+
+class Hanging(WorkerBackend):
+    def __init__(self, name):
+        self.name = name
+
+    async def generate(self, version, request):
+        raise ZeroDivisionError("a secret")
+        yield
+
+    def estimate(self, version):
+        if self.name == "hangs_early":
+            threading.Event().wait()
+        return 0
+
+    async def connect(self, version, endpoint):
+        if self.name == "hangs_late":
+            await asyncio.Event().wait()
+        return await super().connect(version, endpoint)
+
+@hookimpl
+def blink_backends():
+    return [Hanging("hangs_early"), Hanging("hangs_late"), Hanging("raises")]
+"""
+
+
+def write_version(repository: Path, model: str, backend: str = "echo", **config: Any) -> Path:
+    directory = repository / model / "1"
+    directory.mkdir(parents=True)
+    (directory / "tokenizer.json").write_text(byte_level_tokenizer(), encoding="utf-8")
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    fields = {
+        "backend": backend,
+        "limits": {"context_length": 256},
+        "chat_template": "chat_template.jinja",
+        "eos_token_ids": [2],
+    }
+    write_json(directory / "config.json", {**fields, **config})
+    return directory
+
+
+@pytest.fixture
+async def server(short_path: Path) -> AsyncIterator[tuple[ServerProcess, Path]]:
+    plugins, repository = short_path / "plugins", short_path / "repository"
+    plugins.mkdir()
+    shutil.copy(PLUGINS / "echo.py", plugins)
+    (plugins / "hanging.py").write_text(HANGING, encoding="utf-8")
+    write_version(repository, "echo", warmup=[{"prompt": "x"}])
+    write_version(repository, "broken", "raises")
+    write_version(repository, "early", "hangs_early")
+    write_version(repository, "late", "hangs_late")
+    server = await ServerProcess.start(
+        repository,
+        short_path / "run",
+        "--workers=2",
+        "--load-timeout-secs=1",
+        "--settle-secs=0",
+        "--reload-plugins",
+        plugins=plugins,
+    )
+    yield server, short_path
+    server.kill_everything()
+    await server.exit()
+    print(server.output)
+
+
+async def test_workers_serve_versions_themselves_whatever_other_plugins_do(
+    server: tuple[ServerProcess, Path],
+) -> None:
+    running, path = server
+    url = await running.ready()
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        await check_echo(client)
+        await check_defects(client, running)
+        await check_change(client, path)
+    assert await running.stop() == 0
+
+
+async def check_echo(client: httpx.AsyncClient) -> None:
+    reply = await client.post("/v1/completions", json={"model": "echo", "prompt": "naïve 你好"})
+    assert reply.json()["choices"][0]["text"] == "naïve 你好"
+    assert reply.json()["choices"][0]["finish_reason"] == "stop"
+    body = {"model": "echo", "stream": True, "messages": [{"role": "user", "content": "Hi"}]}
+    reply = await client.post("/v1/chat/completions", json=body)
+    lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]
+    assert lines.pop() == "[DONE]"
+    text = "".join(json.loads(line)["choices"][0]["delta"].get("content", "") for line in lines)
+    assert text.startswith("user\nHi")
+    metrics = (await client.get("/metrics")).text
+    assert 'nv_inference_request_success{model="echo",version="1"} 2.0' in metrics
+
+
+async def check_defects(client: httpx.AsyncClient, running: ServerProcess) -> None:
+    headers = {"X-Request-Id": "req-9"}
+    body = {"model": "broken", "prompt": "x"}
+    reply = await client.post("/v1/completions", json=body, headers=headers)
+    assert reply.status_code == 500
+    assert "req-9" in reply.json()["error"]["message"]
+    assert "secret" not in reply.text
+    await running.line("request req-9 met a defect of plugin 'hanging'")
+    await running.line("ZeroDivisionError: a secret")
+    for model in ("early", "late"):
+        reply = await client.post("/v1/completions", json={"model": model, "prompt": "x"})
+        assert reply.status_code == 503
+    await running.line("the backend 'hangs_early' has not answered after 1 s")
+    await running.line("not loaded in a worker after 1.0 s")
+
+
+async def check_change(client: httpx.AsyncClient, path: Path) -> None:
+    """A changed plugin serves versions that are loaded later, and those alone."""
+    file = path / "plugins" / "echo.py"
+    code = file.read_text(encoding="utf-8")
+    file.write_text(
+        code.replace("yield TokenEvent([token_id])", "yield TokenEvent([token_id] * 2)")
+    )
+    write_version(path / "repository", "twice")
+    async with asyncio.timeout(30):
+        while (reply := await ask(client, "twice")).status_code != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)  # nothing tells a client of a new model
+    assert reply.json()["choices"][0]["text"] == "aa"
+    assert (await ask(client, "echo")).json()["choices"][0]["text"] == "a"
+
+
+async def ask(client: httpx.AsyncClient, model: str) -> httpx.Response:
+    return await client.post("/v1/completions", json={"model": model, "prompt": "a"})
