@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -38,6 +39,7 @@ class HttpOptions:
     tls_key: str | None = None
     admin_key_file: str | None = None
     strict_readiness: bool = False
+    otlp_endpoint: str | None = None
     default_model: str | None = None
 
     @property
@@ -73,6 +75,7 @@ def settings_from(environment: Mapping[str, str]) -> ServerSettings:
         admin_key_file=None if options.admin_key_file is None else Path(options.admin_key_file),
         control_socket=None if control_socket is None else Path(control_socket),
         strict_readiness=options.strict_readiness,
+        otlp_endpoint=options.otlp_endpoint,
         default_model=options.default_model,
     )
 
@@ -123,6 +126,11 @@ _OPTIONS = [
         type=click.Path(path_type=Path),
         help="File with the keys that may load and unload models over HTTP, one a line.",
     ),
+    click.option(
+        "--otlp-endpoint",
+        envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+        help="Trace requests, and send the traces to the OpenTelemetry collector at this URL.",
+    ),
     click.option("--strict-readiness", is_flag=True, help="Be ready only while every model is."),
     click.option(
         "--default-model",
@@ -155,6 +163,7 @@ def http_options(command: Command) -> Command:
         head_timeout_secs: float,
         admin_key_file: Path | None,
         strict_readiness: bool,
+        otlp_endpoint: str | None,
         default_model: str | None,
         **others: Any,
     ) -> Any:
@@ -170,6 +179,7 @@ def http_options(command: Command) -> Command:
             tls_key=_readable(tls_key, "--tls-key"),
             admin_key_file=_key_file(admin_key_file),
             strict_readiness=strict_readiness,
+            otlp_endpoint=_with_exporter(otlp_endpoint),
             default_model=default_model,
         )
         if (tls_certificate is None) != (tls_key is None):
@@ -192,6 +202,20 @@ def _key_file(path: Path | None) -> str | None:
         return None
     read_api_keys(path)
     return str(path.absolute())
+
+
+def _with_exporter(endpoint: str | None) -> str | None:
+    if endpoint is None:
+        return None
+    if not endpoint.startswith(("http://", "https://")):
+        raise BlinkError(f"--otlp-endpoint {endpoint}: must be an http:// or https:// URL")
+    try:
+        found = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise BlinkError("--otlp-endpoint needs OpenTelemetry: pip install 'blink-server[otel]'")
+    return endpoint
 
 
 def _log_target(target: str | None) -> str | None:

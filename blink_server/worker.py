@@ -21,6 +21,7 @@ from blink_server.http.app import App, create_app
 from blink_server.http.metrics import Metrics
 from blink_server.http.models import ModelDirectory
 from blink_server.http.plugin_routes import add_plugin_routes
+from blink_server.http.server_routes import server_version
 from blink_server.http_options import settings_from
 from blink_server.logs import configure_logging
 from blink_server.plugins import load_plugins
@@ -63,6 +64,8 @@ class ShareMetrics:
     async def process_shutdown(self, scope: Mapping[str, Any], event: Mapping[str, Any]) -> None:
         """After the last request."""
         self._metrics.close()
+        if self._metrics.tracer is not None:
+            await asyncio.to_thread(self._metrics.tracer.close)
 
 
 def application() -> App:
@@ -70,15 +73,26 @@ def application() -> App:
     configure_logging(os.environ.get(LOG_LEVEL_VARIABLE, "info"))
     plugins = load_plugins()
     directory = ModelDirectory()
+    settings = settings_from(os.environ)
     metrics = Metrics(Path(os.environ[METRICS_VARIABLE]))
+    if settings.otlp_endpoint is not None:
+        from blink_server.http.tracing import otlp_tracer
+
+        metrics.tracer = otlp_tracer(settings.otlp_endpoint, server_version())
     metrics.on_finished = lambda request: plugins.observers.request_finished(request)
-    app = create_app(directory, settings_from(os.environ), metrics=metrics)
+    app = create_app(directory, settings, metrics=metrics)
     app.add_middleware(ShareMetrics(metrics))
     add_plugin_routes(app, plugins, directory)
     follower = CatalogFollower(
         Path(os.environ[CONTROL_SOCKET_VARIABLE]),
         directory,
-        Offers(plugins.backends, plugins.tokenizers, plugins.tool_parsers, plugins.refresh, float(os.environ[LOAD_TIMEOUT_VARIABLE])),
+        Offers(
+            plugins.backends,
+            plugins.tokenizers,
+            plugins.tool_parsers,
+            plugins.refresh,
+            float(os.environ[LOAD_TIMEOUT_VARIABLE]),
+        ),
     )
     app.add_middleware(FollowCatalog(follower))
     return app

@@ -43,16 +43,20 @@ class Choice:
         operation: str,
         received_ns: int,
         request_id: str = "",
+        trace_id: str = "",
     ) -> None:
         self.index = index
         self.prompt_index, self.number = divmod(index, request.n)
         self.prompt_tokens = 0
         self.outcome: str | None = None
+        self.finished: FinishedRequest | None = None
         self._request = request
         self._metrics = metrics
         self._operation = operation
         self._received_ns = received_ns
         self._request_id = request_id
+        self._trace_id = trace_id
+        self._submitted_ns = 0
         self._first_token_ns: int | None = None
         self._last_token_ns = 0
         self._tokens_after: Callable[[float], None] | None = None
@@ -85,7 +89,9 @@ class Choice:
         assert self._stream is not None
         return self._stream
 
-    def begin(self, lease: Lease, stream: TokenStream, prompt_tokens: int) -> None:
+    def begin(
+        self, lease: Lease, stream: TokenStream, prompt_tokens: int, submitted_ns: int
+    ) -> None:
         """It has its slot, for the first time or again after an endpoint that never ran it."""
         request, text = self._request, lease.entry.text
         assert text is not None
@@ -94,6 +100,7 @@ class Choice:
         else:
             self._lease.release()
         self._lease, self._stream, self.prompt_tokens = lease, stream, prompt_tokens
+        self._submitted_ns = submitted_ns
         use = request.tool_use if isinstance(request, ChatRequest) else None
         tool_format = None if use is None else text.tool_format
         self._calls = None if use is None or tool_format is None else ToolCalls(use, tool_format)
@@ -149,21 +156,22 @@ class Choice:
         finally:
             lease.release()
         version = lease.entry.version
-        self._metrics.observe_finished(
-            FinishedRequest(
-                model=version.model,
-                version=version.version,
-                operation=self._operation,
-                outcome=outcome,
-                prompt_tokens=self.prompt_tokens,
-                generated_tokens=self.generated,
-                received_ns=self._received_ns,
-                first_token_ns=self._first_token_ns,
-                finished_ns=time.monotonic_ns(),
-                timing=timing,
-                request_id=self._request_id,
-            )
+        self.finished = FinishedRequest(
+            model=version.model,
+            version=version.version,
+            operation=self._operation,
+            outcome=outcome,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.generated,
+            received_ns=self._received_ns,
+            first_token_ns=self._first_token_ns,
+            finished_ns=time.monotonic_ns(),
+            timing=timing,
+            request_id=self._request_id,
+            submitted_ns=self._submitted_ns,
+            trace_id=self._trace_id,
         )
+        self._metrics.observe_finished(self.finished)
 
     def _observe_tokens(self, count: int) -> None:
         now = time.monotonic_ns()

@@ -8,6 +8,7 @@ version. Everything else that fails ends the request.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -40,11 +41,13 @@ class Generation:
         operation: str,
         received_ns: int,
         settings: ServerSettings,
+        trace_id: str = "",
     ) -> None:
         self._directory = directory
         self._request = request
         self._metrics = metrics
         self._request_id = request_id
+        self._trace_id = trace_id
         self._operation = operation
         self._received_ns = received_ns
         self._settings = settings
@@ -81,6 +84,7 @@ class Generation:
                     operation=self._operation,
                     received_ns=self._received_ns,
                     request_id=self._request_id,
+                    trace_id=self._trace_id,
                 )
                 self.choices.append(choice)
                 await self._submit(choice, first.share())
@@ -121,7 +125,9 @@ class Generation:
             number=choice.number,
             request_id=f"{self._request_id}-{choice.index}",
         )
-        choice.begin(lease, await lease.session.submit(record), len(prompt_ids))
+        submitted_ns = time.monotonic_ns()
+        stream = await lease.session.submit(record)
+        choice.begin(lease, stream, len(prompt_ids), submitted_ns)
         lease.when_interrupted(lambda error: self._cut(choice, error))
 
     def _cut(self, choice: Choice, error: BlinkError) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prometheus_client import (
     CollectorRegistry,
@@ -22,6 +23,9 @@ from prometheus_client.core import Metric
 
 from blink_server.backend import RequestTiming
 from blink_server.http.shared_metrics import SharedMetrics
+
+if TYPE_CHECKING:
+    from blink_server.http.tracing import Tracer
 
 # When one worker began to count says nothing of all.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -51,7 +55,9 @@ class FinishedRequest:
     first_token_ns: int | None
     finished_ns: int
     timing: RequestTiming | None
+    submitted_ns: int = 0
     request_id: str = ""
+    trace_id: str = ""
 
 
 class Metrics:
@@ -65,6 +71,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._directory = directory
         self._shared: SharedMetrics | None = None
+        self.tracer: Tracer | None = None  # where requests are traced
         self.on_finished: Callable[[FinishedRequest], None] = lambda _: None
         self._define_gauges_and_counters()
         self._define_histograms()
@@ -182,7 +189,8 @@ class Metrics:
         model, otel = finished.model, (finished.model, finished.operation)
         whole = (finished.finished_ns - finished.received_ns) / 1e9
         # Who sees a slow bucket finds one of its requests in the logs and traces.
-        exemplar = {"request_id": finished.request_id} if finished.request_id else None
+        told = {"request_id": finished.request_id, "trace_id": finished.trace_id}
+        exemplar = {name: value for name, value in told.items() if value} or None
         self._whole.labels(model).observe(whole, exemplar)
         self._otel_whole.labels(*otel).observe(whole)
         if finished.first_token_ns is None:

@@ -23,6 +23,7 @@ class ServerSettings:
     access_log: file of JSON lines, "-" for standard output.
     admin_key_file: keys that may load and unload models. control_socket: the provisioner's.
     strict_readiness: the server is ready only while every model is.
+    otlp_endpoint: base URL of the collector that traces go to; without it nothing is traced.
     default_model: what requests get that name no model; without it the only model, if there is one.
     """
 
@@ -42,6 +43,7 @@ class ServerSettings:
     control_socket: Path | None = None
     strict_readiness: bool = False
     default_model: str | None = None
+    otlp_endpoint: str | None = None
 
 
 def key_digest(key: str) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import falcon
 import falcon.asgi
@@ -23,6 +23,9 @@ from blink_server.http.settings import ServerSettings
 from blink_server.http.tool_calls import WholeCalls
 from blink_server.http.wire import FinishedChoice, Wire
 from blink_server.text.choice_text import ShownLogprob
+
+if TYPE_CHECKING:
+    from blink_server.http.tracing import RequestTrace
 
 MOST_LOGGED = 200  # characters of what a client may write into the access log
 
@@ -50,6 +53,15 @@ class TextAnswers:
 
         `received_ns`: when it came, CLOCK_MONOTONIC.
         """
+        tracer = self._metrics.tracer
+        trace = None
+        if tracer is not None:
+            trace = tracer.begin(
+                traceparent=req.get_header("traceparent"),
+                operation=wire.operation,
+                model=request.model[:MOST_LOGGED],
+                received_ns=received_ns,
+            )
         generation = Generation(
             self._directory,
             request,
@@ -58,11 +70,12 @@ class TextAnswers:
             operation=wire.operation,
             received_ns=received_ns,
             settings=self._settings,
+            trace_id="" if trace is None else trace.trace_id,
         )
         record = record_of(req)
         record.model, record.user = request.model[:MOST_LOGGED], (request.user or "")[:MOST_LOGGED]
         record.stream = request.stream
-        cleanup_of(req).callback(_end, generation, record)
+        cleanup_of(req).callback(_end, generation, record, trace)
         await generation.start()
         deltas = generation.deltas()
         if request.stream:
@@ -87,10 +100,12 @@ class TextResource(TextAnswers, ABC):
         """The validated record and the serializer for its answer. Raises `InvalidRequest`."""
 
 
-def _end(generation: Generation, record: RequestRecord) -> None:
+def _end(generation: Generation, record: RequestRecord, trace: RequestTrace | None) -> None:
     generation.close()
     record.prompt_tokens, record.completion_tokens = generation.used
     record.finish_reasons = [choice.outcome or "" for choice in generation.choices]
+    if trace is not None:
+        trace.end([c.finished for c in generation.choices if c.finished is not None], record.error)
 
 
 async def _stream(
