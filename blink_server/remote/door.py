@@ -130,7 +130,7 @@ class Door:
         if not line:
             return None
         hello = decode(line, (Hello,))
-        if not secrets.compare_digest(hello.token.encode(), self._token):
+        if not secrets.compare_digest(hello.token.encode(errors="replace"), self._token):
             raise ProtocolError("the token is wrong")
         return hello
 
