@@ -34,7 +34,7 @@ class GpuServices:
         while self._completion is not None and wait([self._completion], _PAUSE_SECONDS).not_done:
             progress("graphs of another version", 0.0)
         # Its own hold on the context: it tells memory, and whether the context still lives.
-        gpu = Gpu(exclusive=self._residents.exclusive)
+        gpu = Gpu()
         try:
             before, parks = gpu.free_bytes(), self._residents.parks
             service = self._make(task, progress, before)
@@ -45,9 +45,10 @@ class GpuServices:
         finally:
             gpu.close()
         log.info(
-            "%s is in service with %.2f GiB of the GPU; others stood still %d times for it, "
+            "%s:%d is in service with %.2f GiB of the GPU; others stood still %d times for it, "
             "so far %.1f ms at most",
             task.environment.model,
+            task.environment.version,
             service.memory_bytes / 2**30,
             self._residents.parks - parks,
             1e3 * self._residents.longest_park,

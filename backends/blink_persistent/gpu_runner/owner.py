@@ -65,13 +65,12 @@ class Owner:
                 thread.join()  # the last one still says so to its link
 
     def log_line(self, line: str) -> None:
-        """Give a line of the log to the link of the version whose thread it comes from; what is
-        nobody's, to all."""
-        speaker = threading.current_thread()
+        """Give a line of the log to the link of the version whose thread it comes from (they are
+        called after it); what is nobody's, to all."""
+        name = threading.current_thread().name.partition(" ")[0]
         with self._guard:
-            lives = [speaker] if speaker in self._lives else list(self._lives)
-        for life in lives:
-            assert isinstance(life, VersionLife)
+            lives = list(self._lives)
+        for life in [each for each in lives if each.name == name] or lives:
             life.say_if_heard("log", line=line)
 
     def _accept(self) -> None:
