@@ -14,8 +14,6 @@ from blink_server.text.tokenizers import HuggingFaceTokenizer, Tokenizer
 
 log = logging.getLogger(__name__)
 
-FALLBACK = "huggingface"
-
 
 def load(directory: Path, options: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of `options["file"]` (default tokenizer.json).
@@ -24,23 +22,14 @@ def load(directory: Path, options: Mapping[str, Any]) -> Tokenizer:
     "huggingface" loads the file with the `tokenizers` library instead and logs a warning, without
     it the model is refused. Raises `InvalidModel` naming file, field and value.
     """
-    file = directory / options.get("file", "tokenizer.json")
-    fallback = options.get("fallback")
-    if fallback not in (None, FALLBACK):
-        problem = Problem(
-            directory / "config.json",
-            "tokenizer.fallback",
-            fallback,
-            f"must be {FALLBACK!r} or null",
-        )
-        raise InvalidModel([problem])
     # What the library refuses, or fills in, is refused and filled in here.
     understood = HuggingFaceTokenizer.load(directory, options)
+    file = directory / options.get("file", "tokenizer.json")
     try:
         return BlinkBpeTokenizer(understood)
     except UnsupportedTokenizerError as error:
-        if fallback is None:
-            expected = f'{error.reason}; "fallback": "{FALLBACK}" in config.json uses that instead'
+        if options.get("fallback") is None:
+            expected = f'{error.reason}; "fallback": "huggingface" in config.json would load it'
             raise InvalidModel([Problem(file, error.field, error.value, expected)]) from None
-        log.warning("%s: %s; the tokenizer %s is used instead", file, error, FALLBACK)
+        log.warning("%s: %s; the tokenizer huggingface is used instead", file, error)
         return understood

@@ -18,7 +18,7 @@ Pair = tuple[HuggingFaceTokenizer, BlinkBpeTokenizer]
 MakePair = Callable[[Mapping[str, Any]], Pair]
 
 SHARED = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 # Where patterns, added tokens and normalization decide: these find more than random text.

@@ -14,6 +14,7 @@ import pytest
 from blink_bpe.loading import load
 from blink_bpe.tokenizer import BlinkBpeTokenizer
 from blink_server.errors import InvalidModel
+from blink_server.option_schemas import check_options
 from blink_server.plugins import load_plugins
 from blink_server.text.tokenizers import HuggingFaceTokenizer
 
@@ -179,10 +180,13 @@ def test_nothing_stands_in_for_what_is_supported(tmp_path: Path, gpt2: dict[str,
     assert isinstance(tokenizer, BlinkBpeTokenizer)
 
 
-def test_an_unknown_fallback_is_refused_by_its_field(tmp_path: Path, gpt2: dict[str, Any]) -> None:
-    written(tmp_path, gpt2)
-    with pytest.raises(InvalidModel, match=r"tokenizer\.fallback"):
-        load(tmp_path, {"fallback": "sentencepiece"})
+@pytest.mark.parametrize(("options", "field"), [({"fallback": "x"}, "fallback"), ({"x": 1}, "x")])
+def test_other_options_are_refused_by_field(
+    tmp_path: Path, options: dict[str, Any], field: str
+) -> None:
+    config = {"tokenizer": {"name": "blink_bpe", "file": "tokenizer.json", **options}}
+    _, problems = check_options(tmp_path / "config.json", config, load_plugins([]).option_schemas)
+    assert [problem.field for problem in problems] == [f"tokenizer.{field}"]
 
 
 def test_a_broken_file_is_refused_even_with_a_fallback(tmp_path: Path) -> None:
