@@ -138,13 +138,14 @@ class RunnerChannel:
             self._outcome = Ready(endpoint, memory_bytes)
             self._send(self._outcome)
 
-    def failed(self, reason: str) -> None:
-        """The version cannot be loaded. The runner should then exit with a status other than 0.
+    def failed(self, reason: str, *, memory: bool = False) -> None:
+        """The version cannot be loaded, `memory`: for lack of it. The runner should then exit with
+        a status other than 0.
 
         Waits a few seconds where the channel is not connected yet.
         """
         with self._lock:
-            self._outcome = Failed(reason)
+            self._outcome = Failed(reason, memory)
         self._connected.wait(_LAST_WORDS_SECONDS)
         with self._lock:
             self._send(self._outcome)

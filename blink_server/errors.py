@@ -71,6 +71,10 @@ class Unavailable(BlinkError):
     """A version is known but cannot serve now; the message is its reason (HTTP 503)."""
 
 
+class MemoryRefused(Unavailable):
+    """There is no memory to load a version now; others may have it."""
+
+
 class EngineFailure(BlinkError):
     """A request in flight cannot be finished: its engine failed (HTTP 500)."""
 

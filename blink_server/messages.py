@@ -69,10 +69,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The version cannot be loaded, and why, in words for the user."""
+    """The version cannot be loaded, and why, in words for the user.
+
+    `memory`: for lack of memory, which others may have.
+    """
 
     TYPE: ClassVar[str] = "failed"
     reason: str
+    memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ class RunnerProcess:
             outcome = self._outcome.result()
             if isinstance(outcome, Ready):
                 return outcome
-            raise LoadError(outcome.reason)
+            raise (MemoryRefusedError if outcome.memory else LoadError)(outcome.reason)
         if not self.process.running:
             raise LoadError(f"runner exited while loading: {ended_as}")
         reached = f", reached {self._progress}" if self._progress else ""

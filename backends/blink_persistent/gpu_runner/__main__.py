@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -15,11 +16,12 @@ from blink_persistent.gpu_runner.owner import main
 from blink_persistent.gpu_runner.residents import Residents
 from blink_persistent.gpu_runner.service import GpuLost, Service, Task
 from blink_persistent.loading import Assignment
-from blink_server.errors import BlinkError, Unavailable
+from blink_server.errors import BlinkError, MemoryRefused
 
 log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.5
+_OUT_OF_MEMORY = re.compile("out.of.memory", re.IGNORECASE)
 
 
 class GpuServices:
@@ -39,8 +41,11 @@ class GpuServices:
             before, parks = gpu.free_bytes(), self._residents.parks
             service = self._make(task, progress, before)
             service.memory_bytes = before - gpu.free_bytes()
-        except CudaError as error:
+        except (CudaError, RuntimeError) as error:  # the driver's, PyTorch's
             _must_live(gpu, error)
+            first_line = str(error).partition("\n")[0]
+            if _OUT_OF_MEMORY.search(first_line):
+                raise MemoryRefused(f"memory: {first_line}") from error
             raise
         finally:
             gpu.close()
@@ -63,7 +68,7 @@ class GpuServices:
         needed = assignment.engine.estimate(version)
         if needed > free:
             gib = f"needs {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB of the GPU are free"
-            raise Unavailable(f"memory: {gib}")
+            raise MemoryRefused(f"memory: {gib}")
         provisioned = assignment.provision(
             threads=task.threads, progress=progress, exclusive=self._residents.exclusive
         )
@@ -80,7 +85,7 @@ class GpuServices:
             raise
 
 
-def _must_live(gpu: Gpu, cause: CudaError) -> None:
+def _must_live(gpu: Gpu, cause: Exception) -> None:
     """Raises GpuLost where an error has killed the context, after which every call fails."""
     try:
         gpu.free_bytes()

@@ -50,7 +50,7 @@ class AgentProcess:
             return
         ended = self.ended() if not readable else self._wait(_END_SECONDS)
         self.close()
-        raise EngineFailure(f"its agent {ended or 'does not serve'}")
+        raise EngineFailure(f"its agent: {ended or 'it does not serve'}")
 
     def ended(self) -> str:
         """How it has ended, "" while it lives."""

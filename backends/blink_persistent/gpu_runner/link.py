@@ -11,7 +11,8 @@ lines go over the connection:
     owner -> link  {"type": "progress", "stage": s, "fraction": x}, {"type": "log", "line": s}
     owner -> link  {"type": "ready", "transport": t, "address": {...}, "memory_bytes": n}
     link -> owner  {"type": "drain", "seconds": x}, {"type": "stop"}
-    owner -> link  {"type": "failed", "reason": s}: the version can be served no longer
+    owner -> link  {"type": "failed", "reason": s, "memory": bool}: the version can be served no
+                   longer; not be loaded, for lack of memory
     owner -> link  {"type": "dying", "reason": s}: nor can any other of this GPU
     owner -> link  {"type": "ended", "leaving": bool}: all of it is given back; the owner, too, goes
 """
@@ -52,6 +53,7 @@ class VersionLink:
         self._owner = os.pidfd_open(pid)
         self._ready = False
         self._reason = ""
+        self._memory = False
 
     def run(self, threads: int) -> int:
         """Have the version served until told to stop; the exit status."""
@@ -70,7 +72,7 @@ class VersionLink:
             return 0
         log.critical("%s", self._reason)  # the last line: the supervisor shows it as the reason
         if not self._ready:
-            self._channel.failed(self._reason)
+            self._channel.failed(self._reason, memory=self._memory)
         return 1
 
     def _relay(self) -> bool:
@@ -95,7 +97,7 @@ class VersionLink:
             endpoint = Endpoint(message["transport"], message["address"])
             self._channel.ready(endpoint, message["memory_bytes"])
         elif kind in ("failed", "dying"):
-            self._reason = message["reason"]
+            self._reason, self._memory = message["reason"], message.get("memory", False)
 
     def _forward_commands(self) -> None:
         for command in self._channel.commands():

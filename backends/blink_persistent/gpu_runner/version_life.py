@@ -16,7 +16,7 @@ from blink_persistent.engines.place import SchedulerKind
 from blink_persistent.gpu_runner.service import GpuLost, MakeService, Service, Task
 from blink_persistent.gpu_runner.turns import Turns
 from blink_server.control import RunnerEnvironment
-from blink_server.errors import BlinkError
+from blink_server.errors import BlinkError, MemoryRefused
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,8 @@ class VersionLife(threading.Thread):
         except (BlinkError, RuntimeError, MemoryError) as error:
             if not isinstance(error, BlinkError):
                 log.exception("%s: cannot be loaded", self.name)
-            self.say("failed", reason=str(error) or type(error).__name__)
+            reason, memory = str(error), isinstance(error, MemoryRefused)
+            self.say("failed", reason=reason or type(error).__name__, memory=memory)
             return
         with self._given_back(service):
             self.say(

@@ -20,7 +20,7 @@ from blink_persistent.runner import Runner
 from blink_persistent.serving import is_drained
 from blink_server.backend import Endpoint, ModelVersion
 from blink_server.config import load_graph_grid
-from blink_server.errors import EngineFailure, Problem, Unavailable
+from blink_server.errors import EngineFailure, MemoryRefused, Problem
 from blink_server.json_file import read_json
 
 STAGES = 4
@@ -97,7 +97,7 @@ def make_service(task: Task, progress: Callable[[str, float], None]) -> Service:
     for stage in range(STAGES):
         progress("pretence", stage / STAGES)
     if options.get("fail") == "load":
-        raise Unavailable("memory: the scripted refusal of this version")
+        raise MemoryRefused("memory: the scripted refusal of this version")
     return FakeService(task, options)
 
 

@@ -17,7 +17,7 @@ from blink_persistent.engines.place import GpuPlace, gpu_place
 from blink_persistent.graph_grid import GraphGrid, fine_grid
 from blink_persistent.samplers.default_cuda import scratch_bytes
 from blink_server.backend import BuildResult, ModelVersion
-from blink_server.errors import InvalidModel, Problem, Unavailable
+from blink_server.errors import InvalidModel, MemoryRefused, Problem, Unavailable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,7 +133,7 @@ def fixed_bytes(options: CudaOptions, grid: GraphGrid) -> int:
 def choose_block_count(options: CudaOptions, grid: GraphGrid, context: int, budget: int) -> int:
     """The blocks asked for, or all that `budget` bytes leave room for, the null block included.
 
-    Raises Unavailable where they do not fit, or where what is left does not hold one request of
+    Raises MemoryRefused where they do not fit, or where what is left does not hold one request of
     `context` tokens.
     """
     block_bytes = options.block_size * kv_entry_bytes(options.architecture)
@@ -141,8 +141,8 @@ def choose_block_count(options: CudaOptions, grid: GraphGrid, context: int, budg
     fits = (budget - fixed) // block_bytes
     least = options.block_count or 1 + -(-context // options.block_size)
     if least > fits:
-        raise Unavailable(
-            f"memory: {fixed + least * block_bytes} bytes are needed, the version's share of the "
-            f"device's memory is {budget}"
+        raise MemoryRefused(
+            f"memory: {fixed + least * block_bytes} bytes are needed, the version's share of what "
+            f"the device has left is {budget}"
         )
     return options.block_count or fits

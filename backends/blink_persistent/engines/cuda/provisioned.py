@@ -167,7 +167,8 @@ class CudaProvisioned:
         context = version.config["limits"]["context_length"]
         share = version.config["limits"].get("memory_fraction", 0.9)
         architecture = options.architecture
-        budget = int(share * torch.cuda.mem_get_info(device)[1])
+        free, total = torch.cuda.mem_get_info(device)
+        budget = min(int(share * total), free)
         self.block_count = choose_block_count(options, self.grid, context, budget)
         self.limits = EngineLimits(
             context_length=context,
