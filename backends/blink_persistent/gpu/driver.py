@@ -109,7 +109,8 @@ class Gpu:
 
     def new_stream(self) -> Any:
         """A stream that waits for no other."""
-        stream = self.call("cuStreamCreate", self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        with self.exclusive():
+            stream = self.call("cuStreamCreate", self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self.own("cuStreamDestroy", stream)
         return stream
 

@@ -61,6 +61,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
         if not hasattr(_here, "known"):
             _here.known = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to skip PyTorch's compiler, it is imported, which takes seconds."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

@@ -127,7 +127,9 @@ class CudaProvisioned:
 
     def _capture_first(self, graphs: list[int] | range, progress: Progress) -> None:
         began = time.monotonic()
-        self.captured = GraphCapture(self.gpu, self.grid, self.step, TorchRecorder())
+        with self.gpu.exclusive():  # a new stream waits
+            recorder = TorchRecorder()
+        self.captured = GraphCapture(self.gpu, self.grid, self.step, recorder)
         layers = self.decoder.weights.layers[:WARM_UP_LAYERS]
         short = replace(self.decoder, weights=replace(self.decoder.weights, layers=layers))
         with loading_in_slices(self.gpu.exclusive):

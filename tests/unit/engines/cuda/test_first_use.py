@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,6 +56,18 @@ def test_an_operation_has_a_slice_until_its_like_has_run(slices: Slices) -> None
     with loading_in_slices(slices, device="meta"):
         torch.mm(matrix(3, 5), matrix(5, 70_001))
     assert slices.count == 3
+
+
+def test_pytorchs_compiler_is_not_imported() -> None:
+    script = """
+import sys, torch
+from blink_persistent.engines.cuda.first_use import loading_in_slices
+from contextlib import nullcontext
+with loading_in_slices(nullcontext, device="meta"):
+    torch.zeros(3, device="meta")
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_what_is_made_on_the_gpu_counts_and_what_stays_on_the_host_does_not(slices: Slices) -> None:
