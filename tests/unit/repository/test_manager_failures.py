@@ -96,6 +96,9 @@ async def test_the_reason_stays_in_sight_until_a_load_succeeds(short_path: Path)
     await asyncio.to_thread((directory / "gate").write_bytes, b"")
     await rig.catalog.entry("UNAVAILABLE")
     [supervisor] = rig.manager.supervisors
+    async with asyncio.timeout(30):
+        while not supervisor.attempts.retry_at:  # the outcome is told before the wait begins
+            await asyncio.sleep(0)
     assert reason_of(rig).startswith("broken is there; next try at 2")
     (directory / "broken").unlink()
     supervisor.retry()
