@@ -97,7 +97,7 @@ async def test_the_reason_stays_in_sight_until_a_load_succeeds(short_path: Path)
     await rig.catalog.entry("UNAVAILABLE")
     [supervisor] = rig.manager.supervisors
     async with asyncio.timeout(30):
-        while not supervisor.attempts.retry_at:  # the outcome is told before the wait begins
+        while not supervisor.attempts.retry_at:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0)
     assert reason_of(rig).startswith("broken is there; next try at 2")
     (directory / "broken").unlink()
