@@ -39,23 +39,14 @@ ANY_TOKEN = (1 << 31) - 1  # a vocabulary that has every id
 Generate = Callable[[GenerateRequest], AsyncGenerator[TokenEvent, None]]
 
 
-class WorkerBackend(ABC):
-    """Fulfils `Backend`; a subclass has a `name` and writes `generate`.
-
-    Nothing here may block: other requests of the worker wait meanwhile.
-    """
+class ProcesslessBackend(ABC):
+    """The part of `Backend` that is alike where the workers serve; a subclass has a `name`."""
 
     name: str
 
     @abstractmethod
-    def generate(
-        self, version: ModelVersion, request: GenerateRequest
-    ) -> AsyncGenerator[TokenEvent, None]:
-        """An async generator of the answer's events; the last, and only it, has a reason.
-
-        It is closed when the request is cancelled. What it raises ends the request: `BlinkError`s
-        are told to the client, `EngineFailure` as a 500.
-        """
+    async def connect(self, version: ModelVersion, endpoint: Endpoint) -> Session:
+        """A worker begins to serve a version. Raises Unavailable."""
 
     def check(self, version: ModelVersion) -> Sequence[Problem]:
         """Problems beyond the schemas: none."""
@@ -83,6 +74,23 @@ class WorkerBackend(ABC):
         """None: the workers serve it themselves."""
         return ()
 
+
+class WorkerBackend(ProcesslessBackend):
+    """Fulfils `Backend`; a subclass has a `name` and writes `generate`.
+
+    Nothing here may block: other requests of the worker wait meanwhile.
+    """
+
+    @abstractmethod
+    def generate(
+        self, version: ModelVersion, request: GenerateRequest
+    ) -> AsyncGenerator[TokenEvent, None]:
+        """An async generator of the answer's events; the last, and only it, has a reason.
+
+        It is closed when the request is cancelled. What it raises ends the request: `BlinkError`s
+        are told to the client, anything else is logged and becomes a 500.
+        """
+
     def limits(self, version: ModelVersion) -> SessionLimits:
         """What a request may ask: config.json's context length, any token id."""
         return SessionLimits(
@@ -93,7 +101,7 @@ class WorkerBackend(ABC):
         )
 
     async def connect(self, version: ModelVersion, endpoint: Endpoint) -> Session:
-        """A worker begins to serve a version. Raises Unavailable."""
+        """See `Backend.connect`."""
         return WorkerSession(self.limits(version), lambda request: self.generate(version, request))
 
 
