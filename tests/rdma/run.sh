@@ -2,6 +2,7 @@
 # Run the tests marked rdma in a small virtual machine with two Soft-RoCE devices.
 #
 # Usage: tests/rdma/run.sh [pytest's arguments]
+#        tests/rdma/run.sh --run PROGRAM.py [ARGUMENT]...    a program in place of the tests
 #
 # Debian's packages only; what is missing is installed (as root), what must not be installed beside
 # the system's own is unpacked under build/rdma: pyverbs, whose package would bring udev, and the
@@ -41,7 +42,10 @@ $python -c 'import pyverbs.device' || cannot "pyverbs and .venv are of different
 
 export RDMA_VM_CACHE=$PWD/build/rdma/vm
 tests/rdma/run-in-rdma-vm.sh --prepare
-# What the guest writes below its root is dropped with it.
+if [ "${1:-}" = --run ]; then
+    shift
+else # pytest's files go to the guest's own memory, and with it
+    set -- -m pytest -p no:cacheprovider -m rdma tests/rdma tests/contract/test_agent_contract.py "$@"
+fi
 exec tests/rdma/run-in-rdma-vm.sh --env PYTHONUNBUFFERED=1 --timeout "${RDMA_TIMEOUT:-600}" \
-    $python -m pytest -p no:cacheprovider -m rdma tests/rdma tests/contract/test_agent_contract.py \
-    --override-ini=tmp_path_retention_policy=none "$@"
+    $python "$@"
