@@ -28,6 +28,7 @@ class Recipe:
     tokens: list[bytes]  # empty for an id that is no token
     names: list[str | None]
     mergeable: list[int]  # ids of tokens that words can become
+    unknown: int | None  # what a byte without a token becomes; None: it is dropped
     rules: npt.NDArray[np.uint32]  # [rules, 4]: left, right, rank, result
     added: list[AddedToken]  # found in text as it is
     normalized: list[AddedToken]  # found in normalized text
@@ -51,7 +52,6 @@ def read_recipe(document: Mapping[str, Any]) -> Recipe:
     pieces = [_piece(name) for name in names]
     mergeable = sorted(id_ for id_ in vocabulary.values() if pieces[id_][1])
     tokens = [token for token, _ in pieces]
-    _check_bytes(model, {tokens[id_] for id_ in mergeable})
     special = {token["content"] for token in added if token["special"]}
     prefix, suffix = _template(document["post_processor"])
     return Recipe(
@@ -61,6 +61,7 @@ def read_recipe(document: Mapping[str, Any]) -> Recipe:
         tokens=tokens,
         names=names,
         mergeable=mergeable,
+        unknown=_unknown(model, {tokens[id_] for id_ in mergeable}),
         rules=_rules(vocabulary, model["merges"]),
         added=added_entries(token for token in added if not token["normalized"]),
         normalized=added_entries((token for token in added if token["normalized"]), normalize),
@@ -84,12 +85,19 @@ def _check_decoder(decoder: Mapping[str, Any] | None) -> None:
     require(kinds == ["ByteLevel"], "decoder", kinds, "only ByteLevel is supported")
 
 
-def _check_bytes(model: Mapping[str, Any], tokens: set[bytes]) -> None:
-    """Bytes without a token are dropped, unless the model has something to put in their place."""
+def _unknown(model: Mapping[str, Any], tokens: set[bytes]) -> int | None:
+    """What a byte without a token becomes; None: nothing, or there is no such byte."""
     missing = [byte for byte in range(256) if bytes([byte]) not in tokens and byte not in _NO_UTF8]
-    for field in ("unk_token", "byte_fallback"):
-        reason = f"is not supported for a vocabulary without the byte {missing[:1]}"
-        require(not (missing and model[field]), f"model.{field}", model[field], reason)
+    if not missing:
+        return None
+    for field in ("byte_fallback", "fuse_unk"):
+        reason = f"is not supported for a vocabulary without the byte {missing[0]}"
+        require(not model[field], f"model.{field}", model[field], reason)
+    name = model["unk_token"]
+    if name is None:
+        return None
+    require(name in model["vocab"], "model.unk_token", name, "is not in the vocabulary")
+    return int(model["vocab"][name])
 
 
 def _names(

@@ -30,6 +30,7 @@ class BlinkBpeTokenizer:
             ignore_merges=recipe.ignore_merges,
             tokens=recipe.tokens,
             mergeable=recipe.mergeable,
+            unknown=recipe.unknown,
             rules=recipe.rules,
             added=recipe.added,
             normalized=recipe.normalized,

@@ -2,10 +2,12 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -57,10 +59,10 @@ std::vector<AddedToken> added_tokens(const Added& given) {
 
 // What a tokenizer.json says, checked as far as memory is concerned: bytes by id, ids of tokens that words can be.
 Recipe recipe_of(const std::string& pattern, bool ignore_merges, const Tokens& tokens,
-                 const std::vector<uint32_t>& mergeable, const Rules& rules, const Added& added,
-                 const Added& normalized) {
+                 const std::vector<uint32_t>& mergeable, std::optional<uint32_t> unknown, const Rules& rules,
+                 const Added& added, const Added& normalized) {
     Recipe recipe{pattern_named(pattern), ignore_merges, {}, {}, {}, added_tokens(added), added_tokens(normalized)};
-    recipe.bytes.fill(kNone);
+    recipe.bytes.fill(unknown.value_or(kNone));
     for (const uint32_t id : mergeable) {
         if (id >= tokens.size()) throw std::invalid_argument("a token id is outside the vocabulary");
         const std::string_view word = view_of(tokens[id]);
@@ -82,9 +84,9 @@ std::vector<std::string> strings_of(const Tokens& tokens) {
 class Tokenizer {
   public:
     Tokenizer(const std::string& pattern, bool ignore_merges, const Tokens& tokens,
-              const std::vector<uint32_t>& mergeable, const Rules& rules, const Added& added, const Added& normalized,
-              const std::vector<uint32_t>& special, nb::object normalize)
-        : encoder_(recipe_of(pattern, ignore_merges, tokens, mergeable, rules, added, normalized)),
+              const std::vector<uint32_t>& mergeable, std::optional<uint32_t> unknown, const Rules& rules,
+              const Added& added, const Added& normalized, const std::vector<uint32_t>& special, nb::object normalize)
+        : encoder_(recipe_of(pattern, ignore_merges, tokens, mergeable, unknown, rules, added, normalized)),
           decoder_(strings_of(tokens), special), normalize_(std::move(normalize)) {}
 
     Ids encode(const nb::str& text) const {
@@ -150,12 +152,14 @@ class Tokenizer {
 NB_MODULE(_bpe, m) {
     m.doc() = "Byte-level BPE: text to token ids and back.";
     nb::class_<Tokenizer>(m, "Tokenizer")
-        .def(nb::init<const std::string&, bool, const Tokens&, const std::vector<uint32_t>&, const Rules&, const Added&,
-                      const Added&, const std::vector<uint32_t>&, nb::object>(),
-             nb::kw_only(), "pattern"_a, "ignore_merges"_a, "tokens"_a, "mergeable"_a, "rules"_a, "added"_a,
-             "normalized"_a, "special"_a, "normalize"_a.none(),
+        .def(nb::init<const std::string&, bool, const Tokens&, const std::vector<uint32_t>&, std::optional<uint32_t>,
+                      const Rules&, const Added&, const Added&, const std::vector<uint32_t>&, nb::object>(),
+             nb::kw_only(), "pattern"_a, "ignore_merges"_a, "tokens"_a, "mergeable"_a, "unknown"_a.none(), "rules"_a,
+             "added"_a, "normalized"_a, "special"_a, "normalize"_a.none(),
              "`pattern`: gpt2, gpt2_digits, llama3 or qwen2. `tokens`: bytes by id, none for an id that is no token.\n"
-             "`mergeable`: ids that words can become. `rules`: uint32 [rules, 4] of left, right, rank, result.\n"
+             "`mergeable`: ids that words can become. `unknown`: what a byte without a token becomes, or None: it is "
+             "dropped.\n"
+             "`rules`: uint32 [rules, 4] of left, right, rank, result.\n"
              "`added`, `normalized`: (content, id, single_word, lstrip, rstrip) of the tokens that are found in\n"
              "text as it is, and of those found after `normalize`, which takes and returns text, or None.")
         .def("encode", &Tokenizer::encode, "text"_a,

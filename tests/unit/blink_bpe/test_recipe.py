@@ -44,10 +44,10 @@ def adding(*tokens: dict[str, Any]) -> Change:
     return change
 
 
-def without_a_byte(document: dict[str, Any]) -> None:
+def without_bytes(document: dict[str, Any]) -> None:
     del document["model"]["vocab"]["ÿ"]  # no UTF-8 has it
     del document["model"]["vocab"]["ĉ"]  # a tabulator
-    document["model"]["unk_token"] = "!"
+    del document["model"]["vocab"]["Ą"]  # U+0004
 
 
 def both(first: Change, second: Change) -> Change:
@@ -87,7 +87,18 @@ REFUSED: dict[str, tuple[Change, str]] = {
         "model.continuing_subword_prefix",
     ),
     "suffix": (setting("model.end_of_word_suffix", "</w>"), "model.end_of_word_suffix"),
-    "unknown bytes": (without_a_byte, "model.unk_token"),
+    "bytes by name": (
+        both(without_bytes, setting("model.byte_fallback", True)),
+        "model.byte_fallback",
+    ),
+    "unknown bytes in one": (
+        both(without_bytes, setting("model.fuse_unk", True)),
+        "model.fuse_unk",
+    ),
+    "no token for unknown bytes": (
+        both(without_bytes, setting("model.unk_token", "<nowhere>")),
+        "model.unk_token",
+    ),
     "one id twice": (setting("model.vocab.zzz", 5), "model.vocab"),
     "another normalizer": (setting("normalizer", {"type": "NFKC"}), "normalizer"),
     "another decoder": (
@@ -199,6 +210,23 @@ def test_the_plugin_door_offers_it(tmp_path: Path, gpt2: dict[str, Any]) -> None
     written(tmp_path, gpt2)
     tokenizer = load_plugins([]).tokenizers["blink_bpe"](tmp_path, {"name": "blink_bpe"})
     assert isinstance(tokenizer, BlinkBpeTokenizer)
+
+
+@pytest.mark.parametrize("unknown", [None, "!", "<|endoftext|>"])
+@pytest.mark.parametrize("ignore_merges", [True, False])
+def test_bytes_without_a_token(
+    gpt2: dict[str, Any], make_pair: MakePair, unknown: str | None, ignore_merges: bool
+) -> None:
+    document = copy.deepcopy(gpt2)
+    without_bytes(document)
+    document["model"].update(unk_token=unknown, ignore_merges=ignore_merges)
+    document["model"]["merges"] = [
+        merge for merge in document["model"]["merges"] if "ĉ" not in "".join(merge)
+    ]
+    library, native = make_pair(document)
+    for text in ("a\tb", "\t\t\t", "hel\x04lo wor\tld", "\x04", "!\t!", "!!\x04\x04!!"):
+        ids = library.encode(text, add_special_tokens=False)
+        assert native.encode(text, add_special_tokens=False) == ids, ascii(text)
 
 
 SPECIAL_TOKENS = {

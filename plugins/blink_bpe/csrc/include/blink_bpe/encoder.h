@@ -32,7 +32,7 @@ struct Workspace {
 struct Recipe {
     Pattern pattern;
     bool ignore_merges;                 // a word that is a token is taken whole
-    std::array<uint32_t, 256> bytes;    // token of each byte; kNone: the byte is dropped
+    std::array<uint32_t, 256> bytes;    // token of each byte; kNone: it is dropped
     std::vector<WordToken> vocabulary;  // tokens that text can be merged to
     std::vector<MergeRule> rules;
     std::vector<AddedToken> added;       // found in the text as it is
