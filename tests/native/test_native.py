@@ -96,3 +96,20 @@ def test_graphs_that_a_host_drives(build: Build, sanitizer: str) -> None:
 @pytest.mark.slow
 def test_the_tokenizer_on_random_text(build: Build) -> None:
     assert "right" in run(build("blink_bpe", "address"))
+
+
+@pytest.mark.slow
+def test_the_tokenizer_on_an_emulated_arm(tmp_path: Path) -> None:
+    compiler, emulator = "aarch64-linux-gnu-g++", "qemu-aarch64"
+    if shutil.which(compiler) is None or shutil.which(emulator) is None:
+        pytest.skip(f"needs {compiler} and {emulator}")
+    program = tmp_path / "blink_bpe"
+    options = ["-std=c++20", "-O2", "-static", "-Wall", "-Wextra", "-Werror"]
+    includes = [f"-I{directory}" for directory in INCLUDES]
+    command = [compiler, *options, *includes, str(HERE / "blink_bpe.cc"), "-o", str(program)]
+    subprocess.run(command, check=True, timeout=LIMIT_SECONDS)
+    finished = subprocess.run(
+        [emulator, program], capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "with neon" in finished.stdout
