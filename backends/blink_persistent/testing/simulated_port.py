@@ -2,9 +2,10 @@
 
     port = SimulatedPort(MemoryPort(...), ring, chance=random.Random(1), meanwhile=pass_or_not)
 
-Writes land late and in order, a request's words in any order among themselves; a bulk read finds
-each 8-byte word at a moment of its own; a connection is cut with any part of the queue delivered.
-`meanwhile` is called between any two of these moments: it is the scheduler's chance to run.
+Writes land late and in order, the words of one in any order among themselves; a bulk read finds
+each 8-byte word at a moment of its own; a connection is cut with any part of the queue delivered,
+also in the midst of a write, between two packets. `meanwhile` is called between any two of these
+moments: it is the scheduler's chance to run.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import numpy as np
 from blink_persistent.agent.memory_port import MemoryPort
 from blink_persistent.agent.port import Bytes, PortLost, Region, Span
 from blink_persistent.ring import WORDS, Ring
+
+_PACKET = 256  # bytes: the smallest that a path may carry
 
 
 @dataclass(slots=True)
@@ -101,16 +104,16 @@ class SimulatedPort:
     def land(self, count: int) -> None:
         """Deliver the first `count` writes of the queue."""
         for _ in range(count):
-            region, offset, data = self._queue.popleft()
-            if region is Region.WORDS:
-                self._land_words(offset, data)
-            else:
-                self._inner.write(region, offset, data)
+            self._land_one(*self._queue.popleft())
             self._meanwhile()
 
     def cut(self) -> None:
         """Break the connection for good, with any part of the queue delivered."""
         self.land(self._chance.randint(0, len(self._queue)))
+        if self._queue:
+            region, offset, data = self._queue[0]
+            packets = self._chance.randint(0, (data.nbytes - 1) // _PACKET)
+            self._land_one(region, offset, data[: packets * _PACKET])
         self._queue.clear()
         self._is_cut = True
 
@@ -120,6 +123,22 @@ class SimulatedPort:
         self.cut_after -= 1
         if self._is_cut:
             raise PortLost("the connection was cut")
+
+    def _land_one(self, region: Region, offset: int, data: Bytes) -> None:
+        if region is Region.WORDS:
+            self._land_words(offset, data)
+        else:
+            self._land_data(region, offset, data)
+
+    def _land_data(self, region: Region, offset: int, data: Bytes) -> None:
+        """One part of its bytes, and after a while all of them."""
+        first = self._chance.randint(0, data.nbytes // 4) * 4
+        late = self._chance.randint(first, data.nbytes // 4 * 4)
+        for start, end in ((0, first), (late, data.nbytes)):
+            if start < end:
+                self._inner.write(region, offset + start, data[start:end])
+        self._meanwhile()
+        self._inner.write(region, offset, data)
 
     def _land_words(self, offset: int, data: Bytes) -> None:
         atomic, first = self._ring.atomic, self._first_slot + offset // WORDS.itemsize
