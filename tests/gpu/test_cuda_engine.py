@@ -41,7 +41,9 @@ SIZES = {
 }
 FAMILIES = {
     "llama": tiny_architecture(**SIZES, heads=8, kv_heads=2, head_dim=128),
-    "smollm2": tiny_architecture(**SIZES, heads=9, kv_heads=3, head_dim=64),
+    "smollm2": tiny_architecture(  # as wide as it is, so that its products are streamed
+        **SIZES | {"hidden_size": 576, "intermediate_size": 1536}, heads=9, kv_heads=3, head_dim=64
+    ),
     "qwen2": tiny_architecture(**SIZES, heads=14, kv_heads=2, head_dim=64, attention_bias=True),
     "qwen3": tiny_architecture(**SIZES, heads=8, kv_heads=4, head_dim=128, qk_norm=True),
 }

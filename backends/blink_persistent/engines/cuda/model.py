@@ -98,22 +98,23 @@ class Decoder:
         for number, (layer, next_gain) in enumerate(zip(layers, next_gains, strict=True)):
             delta = self._attention(number, layer, normed, attend)
             self.kernels.add_norm(delta, layer.inner_norm, epsilon, residual, normed)
-            gate_up = _linear(normed, layer.gate_up, work.gate_up[:t])
-            self.kernels.swiglu(gate_up, work.inner[:t])
-            delta = _linear(work.inner[:t], layer.down, work.delta[:t])
+            self.kernels.gated_product(normed, layer.gate_up, work.gate_up[:t], work.inner[:t])
+            delta = self.kernels.product(work.inner[:t], layer.down, work.delta[:t])
             self.kernels.add_norm(delta, next_gain, epsilon, residual, normed)
         return normed
 
     def _attention(
         self, number: int, layer: LayerWeights, normed: Tensor, attend: Attend
     ) -> Tensor:
+        """What the layer's attention adds to the residual stream, [parts, t, hidden]."""
         work, shape, t = self.work, self.architecture, len(normed)
         keys, values = self.cache.layer(number)
-        qkv = _linear(normed, layer.qkv, work.qkv[:t], layer.qkv_bias)
+        qkv = self.kernels.product(normed, layer.qkv, work.qkv[:t])
         heads = Heads(
             heads=shape.heads,
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
+            bias=layer.qkv_bias,
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             epsilon=shape.rms_norm_eps,
@@ -129,20 +130,9 @@ class Decoder:
             work.queries[:t],
         )
         attend(work.queries[:t], keys, values, work.mixed[:t])
-        return _linear(work.mixed[:t], layer.output, work.delta[:t])
+        return self.kernels.product(work.mixed[:t], layer.output, work.delta[:t])
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """float32 also from bfloat16 weights: rounded logits would make ties."""
-        out, head = self.work.logits[: len(hidden)], self.weights.head.t()
-        if hidden.dtype == torch.float32:
-            return torch.mm(hidden, head, out=out)
-        if hidden.is_cuda:
-            return torch.mm(hidden, head, out_dtype=torch.float32, out=out)
-        return torch.mm(hidden.float(), head.float(), out=out)
-
-
-def _linear(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [t, in_features] times weight [out_features, in_features], into `out`."""
-    if bias is None:
-        return torch.mm(x, weight.t(), out=out)
-    return torch.addmm(bias, x, weight.t(), out=out)
+        out = self.work.logits[: len(hidden)]
+        self.kernels.vocabulary_product(hidden, self.weights.head, out)
+        return out

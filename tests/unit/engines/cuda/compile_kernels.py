@@ -14,10 +14,22 @@ from blink_persistent.engines.cuda.kernels import (
     norm,
     prefill_attention,
     rotary,
+    stream,
     swiglu,
 )
 
-INTS = {"rows", "max_blocks", "tokens", "sequences"}
+INTS = {
+    "rows",
+    "max_blocks",
+    "tokens",
+    "sequences",
+    "ahead",
+    "heads",
+    "readers",
+    "entries_ahead",
+    "features",
+}
+ALIGNED_INTS = {"size", "depth", "share"}
 FLOATS = {"epsilon", "scale"}
 INT_ARRAYS = {"starts", "lengths", "tables", "positions", "entries", "cu_seqlens", "last"}
 FLOAT_ARRAYS = {"residual", "cos_table", "sin_table", "partial", "log_sums"}
@@ -25,7 +37,7 @@ FLOAT_ARRAYS = {"residual", "cos_table", "sin_table", "partial", "log_sums"}
 
 def kind_of(name: str) -> str:
     """The type of a kernel's argument, which its name tells."""
-    if name in INTS:
+    if name in INTS | ALIGNED_INTS:
         return "i32"
     if name in FLOATS:
         return "fp32"
@@ -41,7 +53,7 @@ def compile_kernel(kernel: Any, constants: dict[str, Any], **options: int) -> No
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(names)
-        if kinds[name].startswith("*")
+        if kinds[name].startswith("*") or name in ALIGNED_INTS
     }
     source = ASTSource(kernel, kinds, constants, aligned)
     compiled = triton.compile(
@@ -56,18 +68,30 @@ def compile_all() -> None:
     compile_kernel(located.locate_decode, {**paged, "TILE": 256})
     compile_kernel(located.locate_prefill, {**paged, "TILE": 256})
     for kernel in (norm.embed_norm, norm.add_norm):
-        compile_kernel(kernel, {"SIZE": 4096, "TILE": 4096}, num_warps=8)
+        parts = {"PARTS": 4} if kernel is norm.add_norm else {}
+        compile_kernel(kernel, {"SIZE": 4096, "TILE": 4096, **parts}, num_warps=8)
+    for rows, tile in ((16, 64), (32, 64), (64, 128)):
+        cut = {"ROW_TILE": rows, "TILE": tile, "STEP": 64}
+        for gated in (False, True):
+            constants = {**cut, "GATED": gated}
+            compile_kernel(stream.stream_product, constants, num_warps=4, num_stages=4)
     compile_kernel(swiglu.swiglu, {"SIZE": 14336, "TILE": 1024})
     for heads, kv_heads, size in ((32, 8, 128), (9, 3, 64)):
         shape = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": size, **paged}
         halves = {"GROUP_TILE": 4, "HALF_TILE": size // 2, "NORMED": heads == 32}
+        halves |= {"PARTS": 2, "BIASED": heads == 9}
         compile_kernel(rotary.rotate_append, shape | halves, num_warps=2)
         tiles = {"DIM_TILE": size, "TILE": 64}
         for count in (1, 16):
             splits = {"SPLITS": count, "GROUP_TILE": 16, "TILE": 32}
             kernel = decode_attention.attend_split
             compile_kernel(kernel, shape | tiles | splits, num_warps=4, num_stages=5)
-        combined = {"HEAD_DIM": size, "SPLITS": 16, "SPLIT_TILE": 16, "DIM_TILE": size}
+        combined = {
+            "HEAD_DIM": size,
+            "SPLITS": 16,
+            "SPLIT_TILE": 16,
+            "DIM_TILE": size,
+        }
         compile_kernel(decode_attention.combine_splits, combined, num_warps=2)
         for query_tile, warps in ((128, 8), (16, 4)):
             queries = {"QUERY_TILE": query_tile}

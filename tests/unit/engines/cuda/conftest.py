@@ -54,6 +54,17 @@ def family(request: pytest.FixtureRequest) -> dict[str, Any]:
     return FAMILIES[request.param]
 
 
+def tiny_cuts(architecture: Any) -> dict[Any, Any]:
+    """Streams what can be cut in tiles of 16; the rest is the library's."""
+    from blink_persistent.engines.cuda.kernels.choices import Cut
+    from blink_persistent.engines.cuda.kernels.fused import product_shapes
+
+    gated = (2 * architecture.intermediate_size, architecture.hidden_size)
+    cuts = dict.fromkeys(product_shapes(architecture), Cut(features=16, step=16, splits=2))
+    cuts[gated] = Cut(features=16, step=16)
+    return {(shape, 8): cut for shape, cut in cuts.items() if cut.fits(*shape)}
+
+
 @pytest.fixture
 def kernel_kinds() -> dict[str, Callable[[Any], Any]]:
     """Both implementations of the operations, where they can run, for an architecture."""
@@ -62,7 +73,8 @@ def kernel_kinds() -> dict[str, Callable[[Any], Any]]:
 
     kinds: dict[str, Callable[[Any], Any]] = {"reference": lambda architecture: ReferenceKernels()}
     if INTERPRETS:
-        from blink_persistent.engines.cuda.kernels.fused import DecodeTiling, FusedKernels
+        from blink_persistent.engines.cuda.kernels.choices import DecodeTiling
+        from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 
         kinds["fused"] = lambda architecture: FusedKernels(
             architecture,
@@ -72,5 +84,6 @@ def kernel_kinds() -> dict[str, Callable[[Any], Any]]:
             chained=False,
             device="cpu",
             decode=DecodeTiling(programs=3),
+            cuts=tiny_cuts(architecture),
         )
     return kinds

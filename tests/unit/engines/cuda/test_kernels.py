@@ -16,7 +16,14 @@ from blink_server.testing.memory_checkpoint import tiny_architecture
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from blink_persistent.engines.cuda.kernels.fused import DecodeTiling, FusedKernels
+from blink_persistent.engines.cuda.kernels.choices import (
+    ROW_TILES,
+    Cut,
+    DecodeTiling,
+    measured,
+)
+from blink_persistent.engines.cuda.kernels.fused import FusedKernels
+from blink_persistent.engines.cuda.kernels.products import Products
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Rotary
 
 HERE = Path(__file__).resolve().parent
@@ -94,8 +101,11 @@ def test_prefill_attention_of_packed_prompts(pair: Pair) -> None:
     both(pair, "prefill_attention", make, 1)
 
 
-def test_rotation_with_norms_of_heads_and_append(pair: Pair) -> None:
+@pytest.mark.parametrize("parts", [1, 3])
+def test_rotation_with_norms_of_heads_and_append(pair: Pair, parts: int) -> None:
+    """Of a projection in parts, with a bias and without."""
     size = ARCHITECTURE.head_dim
+    width = (ARCHITECTURE.heads + 2 * ARCHITECTURE.kv_heads) * size
 
     def make() -> tuple[Any, ...]:
         norms = {"q_norm": torch.rand(size), "k_norm": torch.rand(size)}
@@ -103,14 +113,14 @@ def test_rotation_with_norms_of_heads_and_append(pair: Pair) -> None:
             ARCHITECTURE.heads,
             ARCHITECTURE.kv_heads,
             size,
+            bias=torch.randn(width) if parts > 1 else None,
             **norms,
             epsilon=ARCHITECTURE.rms_norm_eps,
         )
         rotary = Rotary(torch.randn(40, size // 2), torch.randn(40, size // 2))
-        width = (ARCHITECTURE.heads + 2 * ARCHITECTURE.kv_heads) * size
         places = int32(39, 0, 12), int32(5, -1, BLOCKS * BLOCK_SIZE - 1)
         written = pages(), pages(), torch.full_like(query_rows(3), torch.nan)
-        return torch.randn(3, width), heads, rotary, *places, *written
+        return torch.randn(parts, 3, width), heads, rotary, *places, *written
 
     both(pair, "rotate_append", make, 3)
 
@@ -124,7 +134,7 @@ def test_rows_of_any_size(pair: Pair, size: int) -> None:
 
     def add() -> tuple[Any, ...]:
         out = torch.full((3, size), torch.nan)
-        return torch.randn(3, size), torch.rand(size), 1e-5, torch.randn(3, size), out
+        return torch.randn(2, 3, size), torch.rand(size), 1e-5, torch.randn(3, size), out
 
     def gate() -> tuple[Any, ...]:
         return 4 * torch.randn(3, 2 * size), torch.full((3, size), torch.nan)
@@ -132,6 +142,69 @@ def test_rows_of_any_size(pair: Pair, size: int) -> None:
     both(pair, "embed_norm", embed, 2)
     both(pair, "add_norm", add, 2)
     both(pair, "swiglu", gate, 1)
+
+
+SIZE, DEPTH = 48, 96
+
+
+@pytest.fixture
+def streamed() -> Callable[..., Any]:
+    """Products that are cut in a given way, and weights to multiply with."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter is not used here")
+
+    def make(cut: Cut, rows: int, *, halves: int = 1) -> tuple[Products, Any, Any]:
+        torch.manual_seed(rows)
+        shape = halves * SIZE, DEPTH
+        cuts = {(shape, tile): cut for tile in ROW_TILES}
+        products = Products([shape], cuts, max_rows=64, chained=False, device="cpu")
+        return products, torch.randn(rows, DEPTH), torch.randn(shape) / DEPTH**0.5
+
+    return make
+
+
+@pytest.mark.parametrize("rows", [1, 8, 17, 40])
+@pytest.mark.parametrize(("splits", "features"), [(1, 16), (3, 16), (1, 12)])
+def test_parts_of_a_streamed_product_add_up(
+    streamed: Callable[..., Any], rows: int, splits: int, features: int
+) -> None:
+    products, x, weight = streamed(Cut(features=features, step=32, splits=splits), rows)
+    library = torch.full((rows, SIZE), torch.nan)
+    parts = products.product(x, weight, library)
+    assert parts.shape == (splits, rows, SIZE)
+    torch.testing.assert_close(parts.sum(dim=0), x @ weight.t())
+    share = DEPTH // splits
+    torch.testing.assert_close(parts[-1], x[:, -share:] @ weight[:, -share:].t())
+    assert library.isnan().all()
+
+
+def test_a_streamed_gate_and_a_streamed_head(streamed: Callable[..., Any]) -> None:
+    products, x, weight = streamed(Cut(features=12, step=16), 5, halves=2)
+    out, room = torch.full((5, SIZE), torch.nan), torch.full((5, 2 * SIZE), torch.nan)
+    products.gated_product(x, weight, room, out)
+    gate, up = (x @ weight.t()).chunk(2, dim=1)
+    torch.testing.assert_close(out, torch.nn.functional.silu(gate) * up)
+    assert room.isnan().all()
+    products.vocabulary_product(x, weight, room)
+    torch.testing.assert_close(room, x @ weight.t())
+
+
+def test_more_rows_than_are_streamed_are_the_librarys(streamed: Callable[..., Any]) -> None:
+    products, x, weight = streamed(Cut(features=16, step=16), 65)
+    out = torch.full((65, SIZE), torch.nan)
+    parts = products.product(x, weight, out)
+    assert parts.data_ptr() == out.data_ptr()
+    torch.testing.assert_close(out, x @ weight.t())
+
+
+def test_measured_choices_fit_their_shapes() -> None:
+    cuts, tilings = measured((9, 0))
+    assert cuts
+    assert tilings
+    for ((size, depth), rows), cut in cuts.items():
+        assert cut.fits(size, depth)
+        assert rows in ROW_TILES
+    assert measured((8, 0)) == ({}, {})
 
 
 def test_tokens_are_located(pair: Pair) -> None:
@@ -172,4 +245,4 @@ def test_every_kernel_compiles_for_the_gpu() -> None:
     command = [sys.executable, str(HERE / "compile_kernels.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count("compiled") == 17
+    assert done.stdout.count("compiled") == 23

@@ -16,3 +16,21 @@ def join_chain(CHAINED: tl.constexpr):
     if CHAINED:
         gdc_launch_dependents()
         gdc_wait()
+
+
+@triton.jit
+def let_next_in(CHAINED: tl.constexpr):
+    """The first half of `join_chain`, for a kernel that reads something meanwhile.
+
+    Between the halves nothing may be written, and read only what no kernel of a step writes:
+    weights and the scheduler's inputs.
+    """
+    if CHAINED:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def await_previous(CHAINED: tl.constexpr):
+    """The second half of `join_chain`."""
+    if CHAINED:
+        gdc_wait()

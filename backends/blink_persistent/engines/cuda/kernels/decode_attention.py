@@ -9,7 +9,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blink_persistent.engines.cuda.kernels.chain import join_chain
+from blink_persistent.engines.cuda.kernels.chain import (
+    await_previous,
+    join_chain,
+    let_next_in,
+)
 
 
 @triton.jit(do_not_specialize=["max_blocks"])
@@ -38,7 +42,7 @@ def attend_split(
 
     A single split writes `out` itself; zeros for an inactive row.
     """
-    join_chain(CHAINED)
+    let_next_in(CHAINED)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -52,10 +56,11 @@ def attend_split(
     head = row * HEADS + kv_head * GROUP + g
 
     length = tl.load(lengths + row)
-    tiles = tl.cdiv(length, TILE)
-    share = tl.cdiv(tiles, SPLITS) * TILE
+    share = tl.cdiv(tl.cdiv(length, TILE), SPLITS) * TILE
     begin = split * share
     end = tl.minimum(begin + share, length)
+    table = tables + row * max_blocks
+    await_previous(CHAINED)
     row_place = head[:, None] * HEAD_DIM + d[None, :]
     if begin >= end:
         if SPLITS == 1:
@@ -70,7 +75,7 @@ def attend_split(
     total = tl.zeros([GROUP_TILE], tl.float32)
     mixed = tl.zeros([GROUP_TILE, DIM_TILE], tl.float32)
     for at in range(begin, end, TILE):
-        block = tl.load(tables + row * max_blocks + at // BLOCK_SIZE).to(tl.int64)
+        block = tl.load(table + at // BLOCK_SIZE).to(tl.int64)
         first = (block * KV_HEADS + kv_head) * BLOCK_SIZE + at % BLOCK_SIZE
         place = (first + n)[:, None] * HEAD_DIM + d[None, :]
         known = (at + n < end)[:, None] & in_dim[None, :]
@@ -109,12 +114,14 @@ def combine_splits(
     head = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, SPLIT_TILE)
     d = tl.arange(0, DIM_TILE)
+    place = partial + (head * SPLITS + s)[:, None] * HEAD_DIM + d[None, :]
+    parts = tl.load(place, mask=(s < SPLITS)[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
     log_sum = tl.load(log_sums + head * SPLITS + s, mask=s < SPLITS, other=float("-inf"))
     best = tl.max(log_sum, axis=0)
     weight = tl.where(log_sum > float("-inf"), tl.exp2(log_sum - best), 0.0)
-    known = (weight > 0.0)[:, None] & (d < HEAD_DIM)[None, :]
-    place = partial + (head * SPLITS + s)[:, None] * HEAD_DIM + d[None, :]
-    mixed = tl.sum(tl.load(place, mask=known, other=0.0) * weight[:, None], axis=0)
+    # A split without entries has written no part: whatever lies there counts for nothing.
+    parts = tl.where((weight > 0.0)[:, None], parts * weight[:, None], 0.0)
+    mixed = tl.sum(parts, axis=0)
     total = tl.sum(weight, axis=0)
     value = tl.where(total > 0.0, mixed / total, 0.0)
     tl.store(out + head * HEAD_DIM + d, value.to(out.dtype.element_ty), mask=d < HEAD_DIM)

@@ -2,53 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels import (
-    decode_attention,
-    located,
-    norm,
-    prefill_attention,
-    rotary,
-    swiglu,
-)
+from blink_persistent.engines.cuda.kernels import located, norm, rotary
+from blink_persistent.engines.cuda.kernels.attention import Attention
+from blink_persistent.engines.cuda.kernels.choices import Cuts, DecodeTiling, Shape, measured
+from blink_persistent.engines.cuda.kernels.products import Products
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Rotary
 from blink_server.importers.checkpoint import Architecture
 
-LEAST_SPLIT = 128  # entries; a shorter share is not worth a program
-MOST_SPLITS = 64
-PREFILL_TILE = 64
-QUERY_TILE = 128
 LOCATE_TILE = 256
-SWIGLU_TILE = 1024
-DOT_LEAST = 16  # the smallest side of a tile that the matrix units take
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeTiling:
-    """How decode attention is cut: entries a tile, and programs that a processor holds at once.
-
-    `stages` is Triton's: five keep block table, keys and values of two tiles under way.
-    """
-
-    tile: int = 32
-    programs: int = 5
-    warps: int = 4
-    stages: int = 5
-
-    def splits(self, rows: int, kv_heads: int, capacity: int, processors: int) -> int:
-        """Programs along a row's entries, so that all rows together fill the processors."""
-        wanted = self.programs * processors // (rows * kv_heads)
-        return max(1, min(wanted, capacity // LEAST_SPLIT, MOST_SPLITS))
-
-
-class FusedKernels:
+class FusedKernels(Products, Attention):
     """Fulfils `Kernels` for one model's shapes.
 
     `processors` are the multiprocessors that the engine may fill: one fewer than the device has,
@@ -64,24 +34,36 @@ class FusedKernels:
         processors: int,
         chained: bool,
         device: Any,
-        decode: DecodeTiling = DecodeTiling(),
+        decode: DecodeTiling | None = None,
+        cuts: Cuts | None = None,
     ) -> None:
         """For up to `max_rows` rows with block tables of `capacity` entries.
 
         `chained`: launch each kernel while the one before it ends, which needs a Hopper GPU.
+        `decode` and `cuts`: how attention and products are cut; by default what was measured on
+        such a device.
         """
-        self._shape, self._processors, self._decode = architecture, processors, decode
-        self._chain = {"CHAINED": chained, "launch_pdl": chained}
-        heads, kv_heads = architecture.heads, architecture.kv_heads
-        most = max(
-            rows * decode.splits(rows, kv_heads, capacity, processors)
-            for rows in range(1, max_rows + 1)
+        on_gpu = torch.device(device).type == "cuda"
+        known, tilings = measured(torch.cuda.get_device_capability(device) if on_gpu else (0, 0))
+        Products.__init__(
+            self,
+            product_shapes(architecture),
+            known if cuts is None else cuts,
+            max_rows=max_rows,
+            chained=chained,
+            device=device,
         )
-        self.scratch_heads = most * heads
-        floats = {"dtype": torch.float32, "device": device}
-        self._partial = torch.zeros(self.scratch_heads * architecture.head_dim, **floats)
-        self._log_sums = torch.zeros(self.scratch_heads, **floats)
-        self._scale = architecture.head_dim**-0.5 * math.log2(math.e)
+        Attention.__init__(
+            self,
+            architecture,
+            max_rows=max_rows,
+            capacity=capacity,
+            processors=processors,
+            chained=chained,
+            device=device,
+            tilings=tilings,
+            always=decode,
+        )
 
     def locate_decode(
         self,
@@ -130,11 +112,16 @@ class FusedKernels:
         )  # fmt: skip
 
     def add_norm(
-        self, delta: Tensor, gain: Tensor, epsilon: float, residual: Tensor, out: Tensor
+        self,
+        delta: Tensor,
+        gain: Tensor,
+        epsilon: float,
+        residual: Tensor,
+        out: Tensor,
     ) -> None:
         tokens, size = residual.shape
         norm.add_norm[(tokens,)](
-            delta, gain, residual, out, epsilon,
+            delta, gain, residual, out, epsilon, tokens, PARTS=len(delta),
             SIZE=size, TILE=triton.next_power_of_2(size), num_warps=8, **self._chain,
         )  # fmt: skip
 
@@ -149,9 +136,11 @@ class FusedKernels:
         values: Tensor,
         queries: Tensor,
     ) -> None:
-        normed = heads.q_norm is not None
-        rotary.rotate_append[(len(qkv), heads.kv_heads)](
+        normed, biased = heads.q_norm is not None, heads.bias is not None
+        parts, tokens, _ = qkv.shape
+        rotary.rotate_append[(tokens, heads.kv_heads)](
             qkv,
+            heads.bias if biased else qkv,
             heads.q_norm if normed else qkv,
             heads.k_norm if normed else qkv,
             rotary_tables.cos,
@@ -162,10 +151,13 @@ class FusedKernels:
             values,
             queries,
             heads.epsilon,
+            tokens,
+            PARTS=parts,
             HEADS=heads.heads,
             KV_HEADS=heads.kv_heads,
             HEAD_DIM=heads.head_dim,
             BLOCK_SIZE=keys.shape[2],
+            BIASED=biased,
             NORMED=normed,
             GROUP_TILE=triton.next_power_of_2(heads.heads // heads.kv_heads),
             HALF_TILE=triton.next_power_of_2(heads.head_dim // 2),
@@ -173,98 +165,14 @@ class FusedKernels:
             **self._chain,
         )
 
-    def decode_attention(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        lengths: Tensor,
-        block_tables: Tensor,
-        out: Tensor,
-    ) -> None:
-        (rows, max_blocks), block_size = block_tables.shape, keys.shape[2]
-        shape = self._shape
-        splits = self._decode.splits(
-            rows, shape.kv_heads, max_blocks * block_size, self._processors
-        )
-        dim_tile = triton.next_power_of_2(shape.head_dim)
-        decode_attention.attend_split[(rows, shape.kv_heads, splits)](
-            queries,
-            keys,
-            values,
-            lengths,
-            block_tables,
-            self._partial,
-            self._log_sums,
-            out,
-            max_blocks,
-            self._scale,
-            HEADS=shape.heads,
-            KV_HEADS=shape.kv_heads,
-            HEAD_DIM=shape.head_dim,
-            BLOCK_SIZE=block_size,
-            SPLITS=splits,
-            GROUP_TILE=max(triton.next_power_of_2(shape.heads // shape.kv_heads), DOT_LEAST),
-            DIM_TILE=dim_tile,
-            TILE=min(block_size, self._decode.tile),
-            num_warps=self._decode.warps,
-            num_stages=self._decode.stages,
-            **self._chain,
-        )
-        if splits == 1:
-            return
-        decode_attention.combine_splits[(rows * shape.heads,)](
-            self._partial,
-            self._log_sums,
-            out,
-            HEAD_DIM=shape.head_dim,
-            SPLITS=splits,
-            SPLIT_TILE=triton.next_power_of_2(splits),
-            DIM_TILE=dim_tile,
-            num_warps=2,
-            **self._chain,
-        )
 
-    def prefill_attention(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        start_positions: Tensor,
-        cu_seqlens: Tensor,
-        block_tables: Tensor,
-        out: Tensor,
-    ) -> None:
-        (sequences, max_blocks), tokens = block_tables.shape, len(queries)
-        shape, block_size = self._shape, keys.shape[2]
-        query_tile = min(max(triton.next_power_of_2(tokens), DOT_LEAST), QUERY_TILE)
-        tiles = triton.cdiv(tokens, query_tile) + sequences - 1
-        prefill_attention.attend_tile[(tiles, shape.heads)](
-            queries,
-            keys,
-            values,
-            start_positions,
-            cu_seqlens,
-            block_tables,
-            out,
-            sequences,
-            max_blocks,
-            self._scale,
-            HEADS=shape.heads,
-            KV_HEADS=shape.kv_heads,
-            HEAD_DIM=shape.head_dim,
-            BLOCK_SIZE=block_size,
-            QUERY_TILE=query_tile,
-            DIM_TILE=triton.next_power_of_2(shape.head_dim),
-            TILE=min(block_size, PREFILL_TILE),
-            num_warps=8 if query_tile == QUERY_TILE else 4,
-            num_stages=2,
-            **self._chain,
-        )
-
-    def swiglu(self, gate_up: Tensor, out: Tensor) -> None:
-        tokens, size = out.shape
-        tile = min(SWIGLU_TILE, triton.next_power_of_2(size))
-        swiglu.swiglu[(tokens, triton.cdiv(size, tile))](
-            gate_up, out, SIZE=size, TILE=tile, **self._chain
-        )  # fmt: skip
+def product_shapes(architecture: Architecture) -> list[Shape]:
+    """Of the weights whose products come in parts: queries with keys and values, output, down."""
+    queries = architecture.heads * architecture.head_dim
+    keys = architecture.kv_heads * architecture.head_dim
+    hidden = architecture.hidden_size
+    return [
+        (queries + 2 * keys, hidden),
+        (hidden, queries),
+        (hidden, architecture.intermediate_size),
+    ]

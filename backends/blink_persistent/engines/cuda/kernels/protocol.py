@@ -1,4 +1,4 @@
-"""The operations that a step is made of, beside matrix products.
+"""The operations that a step is made of.
 
 Two implementations: `reference.py`, plain PyTorch for any device, and `fused.py`, Triton for a
 GPU. Each writes its results into given tensors. The fused ones read lengths, tables and positions
@@ -28,13 +28,36 @@ class Heads:
     heads: int
     kv_heads: int
     head_dim: int
+    bias: Tensor | None  # [(heads + 2 * kv_heads) * head_dim], of the projection
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
     epsilon: float
 
 
 class Kernels(Protocol):
-    """All shapes are those of `step_tensors`; `t` is the number of tokens of the step's key."""
+    """All shapes are those of `step_tensors`; `t` is the number of tokens of the step's key.
+
+    Weights are [out_features, in_features].
+    """
+
+    def product(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        """x [t, in_features] times `weight`, as parts to be added: [parts, t, out_features].
+
+        The parts lie in `out` [t, out_features] or in memory of the kernels' own, until the next
+        product.
+        """
+        ...
+
+    def gated_product(self, x: Tensor, weight: Tensor, room: Tensor, out: Tensor) -> None:
+        """out = silu(gate) * up, where the halves of `weight` give gate and up of x.
+
+        `room` [t, 2 * out_features] may be written.
+        """
+        ...
+
+    def vocabulary_product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        """float32 `out` = x times `weight`, also from bfloat16: rounded logits would make ties."""
+        ...
 
     def locate_decode(
         self,
@@ -82,9 +105,14 @@ class Kernels(Protocol):
         ...
 
     def add_norm(
-        self, delta: Tensor, gain: Tensor, epsilon: float, residual: Tensor, out: Tensor
+        self,
+        delta: Tensor,
+        gain: Tensor,
+        epsilon: float,
+        residual: Tensor,
+        out: Tensor,
     ) -> None:
-        """residual += delta; out = its RMS norm times `gain`."""
+        """residual += delta [parts, t, hidden]; out = its RMS norm times `gain`."""
         ...
 
     def rotate_append(
@@ -100,6 +128,7 @@ class Kernels(Protocol):
     ) -> None:
         """Rotated queries to `queries`, rotated keys and values to their KV entries.
 
+        `qkv` is [parts, t, (heads + 2 * kv_heads) * head_dim], without the bias.
         Entry -1 writes no KV. `keys`, `values`: [block_count, kv_heads, block_size, head_dim].
         """
         ...
@@ -130,8 +159,4 @@ class Kernels(Protocol):
 
         Rows of `out` that belong to no sequence are left as they are.
         """
-        ...
-
-    def swiglu(self, gate_up: Tensor, out: Tensor) -> None:
-        """out = silu(gate) * up; gate is the first half of each row of `gate_up`."""
         ...

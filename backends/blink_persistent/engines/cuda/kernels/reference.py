@@ -17,6 +17,15 @@ from blink_persistent.engines.cuda.kernels.protocol import Heads, Rotary
 class ReferenceKernels:
     """Fulfils `Kernels`."""
 
+    def product(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        return torch.mm(x, weight.t(), out=out)[None]
+
+    def gated_product(self, x: Tensor, weight: Tensor, room: Tensor, out: Tensor) -> None:
+        self.swiglu(torch.mm(x, weight.t(), out=room), out)
+
+    def vocabulary_product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        library_logits(x, weight, out)
+
     def locate_decode(
         self,
         start_positions: Tensor,
@@ -64,9 +73,14 @@ class ReferenceKernels:
         out.copy_(_rms_norm(residual, gain, epsilon))
 
     def add_norm(
-        self, delta: Tensor, gain: Tensor, epsilon: float, residual: Tensor, out: Tensor
+        self,
+        delta: Tensor,
+        gain: Tensor,
+        epsilon: float,
+        residual: Tensor,
+        out: Tensor,
     ) -> None:
-        residual.add_(delta)
+        residual.add_(delta.float().sum(dim=0))
         out.copy_(_rms_norm(residual, gain, epsilon))
 
     def rotate_append(
@@ -81,7 +95,10 @@ class ReferenceKernels:
         queries: Tensor,
     ) -> None:
         split = [heads.heads, heads.kv_heads, heads.kv_heads]
-        q, k, v = qkv.float().view(len(qkv), -1, heads.head_dim).split(split, dim=1)
+        row = qkv.float().sum(dim=0)
+        if heads.bias is not None:
+            row += heads.bias.float()
+        q, k, v = row.view(len(row), -1, heads.head_dim).split(split, dim=1)
         if heads.q_norm is not None and heads.k_norm is not None:
             q = _rms_norm(q, heads.q_norm, heads.epsilon)
             k = _rms_norm(k, heads.k_norm, heads.epsilon)
@@ -126,8 +143,19 @@ class ReferenceKernels:
             out[first:end] = _attend(queries[first:end], k, v, start).to(out.dtype)
 
     def swiglu(self, gate_up: Tensor, out: Tensor) -> None:
+        """out = silu(gate) * up; gate is the first half of each row of `gate_up`."""
         gate, up = gate_up.float().chunk(2, dim=1)
         out.copy_(torch.nn.functional.silu(gate) * up)
+
+
+def library_logits(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """x times `weight` into float32 `out`, by PyTorch's library."""
+    if x.dtype == torch.float32:
+        torch.mm(x, weight.t(), out=out)
+    elif x.is_cuda:
+        torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+    else:
+        torch.mm(x.float(), weight.float().t(), out=out)
 
 
 def _entry(table: Tensor, position: int, block_size: int) -> int:

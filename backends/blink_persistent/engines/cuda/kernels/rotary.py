@@ -18,8 +18,20 @@ def turned_pair(first, second, cos, sin):
 
 
 @triton.jit
+def projected(row, bias, place, mask, stride, PARTS: tl.constexpr, BIASED: tl.constexpr):
+    """The sum of a projection's parts, `stride` elements apart, and its bias; float32."""
+    total = tl.load(row + place, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(row + part * stride + place, mask=mask, other=0.0).to(tl.float32)
+    if BIASED:
+        total += tl.load(bias + place, mask=mask, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit(do_not_specialize=["rows"])
 def rotate_append(
     qkv,
+    bias,
     q_norm,
     k_norm,
     cos_table,
@@ -30,18 +42,23 @@ def rotate_append(
     values,
     queries,
     epsilon,
+    rows,
+    PARTS: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BIASED: tl.constexpr,
     NORMED: tl.constexpr,
     GROUP_TILE: tl.constexpr,
     HALF_TILE: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
+    """`qkv` is [PARTS, rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM], added part by part."""
     join_chain(CHAINED)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     HALF: tl.constexpr = HEAD_DIM // 2
+    WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD_DIM
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     i = tl.arange(0, HALF_TILE)
@@ -49,13 +66,14 @@ def rotate_append(
     at = tl.load(positions + token)
     cos = tl.load(cos_table + at * HALF + i, mask=inside, other=0.0)
     sin = tl.load(sin_table + at * HALF + i, mask=inside, other=0.0)
-    row = qkv + token * (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    row = qkv + token * WIDTH
+    stride = rows.to(tl.int64) * WIDTH
 
     g = tl.arange(0, GROUP_TILE)[:, None]
     both = (g < GROUP) & inside[None, :]
     place = (head * GROUP + g) * HEAD_DIM + i[None, :]
-    first = tl.load(row + place, mask=both, other=0.0).to(tl.float32)
-    second = tl.load(row + place + HALF, mask=both, other=0.0).to(tl.float32)
+    first = projected(row, bias, place, both, stride, PARTS, BIASED)
+    second = projected(row, bias, place + HALF, both, stride, PARTS, BIASED)
     if NORMED:
         square = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
         scale = tl.rsqrt(square / HEAD_DIM + epsilon)[:, None]
@@ -70,18 +88,20 @@ def rotate_append(
     if entry < 0:
         return
     page = (entry // BLOCK_SIZE).to(tl.int64) * KV_HEADS + head
-    target = (page * BLOCK_SIZE + entry % BLOCK_SIZE) * HEAD_DIM
-    key = row + (HEADS + head) * HEAD_DIM
-    first = tl.load(key + i, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(key + HALF + i, mask=inside, other=0.0).to(tl.float32)
+    target = (page * BLOCK_SIZE + entry % BLOCK_SIZE) * HEAD_DIM + i
+    key = (HEADS + head) * HEAD_DIM + i
+    first = projected(row, bias, key, inside, stride, PARTS, BIASED)
+    second = projected(row, bias, key + HALF, inside, stride, PARTS, BIASED)
     if NORMED:
         square = tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)
         scale = tl.rsqrt(square / HEAD_DIM + epsilon)
         first *= scale * tl.load(k_norm + i, mask=inside, other=0.0).to(tl.float32)
         second *= scale * tl.load(k_norm + HALF + i, mask=inside, other=0.0).to(tl.float32)
     first, second = turned_pair(first, second, cos, sin)
-    tl.store(keys + target + i, first.to(keys.dtype.element_ty), mask=inside)
-    tl.store(keys + target + HALF + i, second.to(keys.dtype.element_ty), mask=inside)
-    value = row + (HEADS + KV_HEADS + head) * HEAD_DIM
-    tl.store(values + target + i, tl.load(value + i, mask=inside), mask=inside)
-    tl.store(values + target + HALF + i, tl.load(value + HALF + i, mask=inside), mask=inside)
+    tl.store(keys + target, first.to(keys.dtype.element_ty), mask=inside)
+    tl.store(keys + target + HALF, second.to(keys.dtype.element_ty), mask=inside)
+    value = key + KV_HEADS * HEAD_DIM
+    first = projected(row, bias, value, inside, stride, PARTS, BIASED)
+    second = projected(row, bias, value + HALF, inside, stride, PARTS, BIASED)
+    tl.store(values + target, first.to(values.dtype.element_ty), mask=inside)
+    tl.store(values + target + HALF, second.to(values.dtype.element_ty), mask=inside)

@@ -1,0 +1,128 @@
+"""How the kernels of a decode step are cut: what was measured to be fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LEAST_SPLIT = 128  # entries; a shorter share is not worth a program
+MOST_SPLITS = 64
+DOT_LEAST = 16  # the smallest side of a tile that the matrix units take
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTiling:
+    """How decode attention is cut: entries a tile, and programs that a processor holds at once.
+
+    `stages` is Triton's: five keep block table, keys and values of two tiles under way.
+    """
+
+    tile: int = 32
+    programs: int = 5
+    warps: int = 4
+    stages: int = 5
+
+    def splits(self, rows: int, kv_heads: int, capacity: int, processors: int) -> int:
+        """Programs along a row's entries, so that all rows together fill the processors."""
+        wanted = self.programs * processors // (rows * kv_heads)
+        return max(1, min(wanted, capacity // LEAST_SPLIT, MOST_SPLITS))
+
+
+DEFAULT_TILING = DecodeTiling()
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How `stream_product` is cut: `features` a program, the inner dimension in `splits` shares.
+
+    A program reads tiles of `step` inner elements, of which `stages` - 1 are on their way. All
+    programs read at the same pace, so their number should be just below a multiple of the
+    processors': 128 of 131, or that many several times.
+    """
+
+    features: int
+    step: int = 128
+    splits: int = 1
+    stages: int = 5
+    warps: int = 4
+
+    def fits(self, size: int, depth: int) -> bool:
+        """Can a product with [size, depth] weights be cut so?"""
+        return size % self.features == 0 and depth % (self.step * self.splits) == 0
+
+
+ROW_TILES = (8, 16, 32, 64)
+"""Rows that a streamed product computes; beyond the last one the library's products are used."""
+
+Shape = tuple[int, int]
+Cuts = Mapping[tuple[Shape, int], Cut]
+"""By the shape of a weight, [out_features, in_features], and a number of `ROW_TILES`."""
+
+Tilings = Mapping[tuple[tuple[int, int, int], int], DecodeTiling]
+"""By heads, KV heads, elements of a head, and a number of `ROW_TILES`."""
+
+_LLAMA_8B = {  # also Llama 3.1's and Mistral's layers
+    ((6144, 4096), 8): Cut(features=96, step=128, splits=2, stages=4, warps=8),
+    ((6144, 4096), 16): Cut(features=64, step=128, splits=4, stages=3, warps=4),
+    ((6144, 4096), 32): Cut(features=48, step=128, splits=1, stages=5, warps=4),
+    ((6144, 4096), 64): Cut(features=48, step=128, splits=1, stages=5, warps=4),
+    ((4096, 4096), 8): Cut(features=128, step=128, splits=4, stages=4, warps=8),
+    ((4096, 4096), 16): Cut(features=64, step=128, splits=4, stages=5, warps=4),
+    ((4096, 4096), 32): Cut(features=64, step=64, splits=2, stages=8, warps=4),
+    ((4096, 4096), 64): Cut(features=64, step=64, splits=2, stages=8, warps=4),
+    ((28672, 4096), 8): Cut(features=56, step=128, splits=1, stages=3, warps=4),
+    ((28672, 4096), 16): Cut(features=56, step=128, splits=1, stages=3, warps=4),
+    ((28672, 4096), 32): Cut(features=56, step=64, splits=1, stages=4, warps=4),
+    ((28672, 4096), 64): Cut(features=56, step=64, splits=1, stages=4, warps=4),
+    ((4096, 14336), 8): Cut(features=128, step=128, splits=4, stages=4, warps=8),
+    ((4096, 14336), 16): Cut(features=128, step=128, splits=4, stages=4, warps=8),
+    ((4096, 14336), 32): Cut(features=64, step=128, splits=2, stages=5, warps=4),
+    ((4096, 14336), 64): Cut(features=64, step=128, splits=2, stages=5, warps=4),
+    ((128256, 4096), 8): Cut(features=64, step=128, splits=1, stages=3, warps=4),
+    ((128256, 4096), 16): Cut(features=64, step=128, splits=1, stages=3, warps=4),
+    ((128256, 4096), 32): Cut(features=128, step=128, splits=1, stages=4, warps=8),
+    ((128256, 4096), 64): Cut(features=128, step=128, splits=1, stages=4, warps=8),
+}
+_SMOLLM2_135M = {
+    ((960, 576), 8): Cut(features=64, step=64, splits=3, stages=4, warps=4),
+    ((960, 576), 16): Cut(features=64, step=64, splits=3, stages=4, warps=4),
+    ((960, 576), 32): Cut(features=64, step=64, splits=3, stages=8, warps=4),
+    ((960, 576), 64): Cut(features=64, step=64, splits=3, stages=8, warps=4),
+    ((576, 576), 8): Cut(features=64, step=64, splits=3, stages=8, warps=4),
+    ((576, 576), 16): Cut(features=64, step=64, splits=3, stages=8, warps=4),
+    ((576, 576), 32): Cut(features=64, step=64, splits=9, stages=8, warps=4),
+    ((576, 576), 64): Cut(features=64, step=64, splits=9, stages=8, warps=4),
+    ((3072, 576), 8): Cut(features=64, step=64, splits=1, stages=6, warps=4),
+    ((3072, 576), 16): Cut(features=64, step=64, splits=1, stages=6, warps=4),
+    ((3072, 576), 32): Cut(features=64, step=64, splits=1, stages=6, warps=4),
+    ((3072, 576), 64): Cut(features=64, step=64, splits=1, stages=6, warps=4),
+    ((576, 1536), 8): Cut(features=64, step=64, splits=8, stages=4, warps=4),
+    ((576, 1536), 16): Cut(features=64, step=64, splits=8, stages=4, warps=4),
+    ((576, 1536), 32): Cut(features=64, step=64, splits=8, stages=8, warps=4),
+    ((576, 1536), 64): Cut(features=64, step=64, splits=8, stages=8, warps=4),
+}
+# 1, 16 and 64 rows were measured, by tests/bench/gpu/engine_choices.py; 32 has what 64 has.
+HOPPER_CUTS: Cuts = _LLAMA_8B | _SMOLLM2_135M
+HOPPER_TILINGS: Tilings = {
+    ((32, 8, 128), 8): DecodeTiling(tile=64, programs=3, warps=4, stages=5),
+    ((32, 8, 128), 16): DecodeTiling(tile=32, programs=5, warps=4, stages=5),
+    ((32, 8, 128), 32): DecodeTiling(tile=64, programs=4, warps=4, stages=3),
+    ((32, 8, 128), 64): DecodeTiling(tile=64, programs=4, warps=4, stages=3),
+    ((9, 3, 64), 8): DecodeTiling(tile=64, programs=3, warps=4, stages=5),
+    ((9, 3, 64), 16): DecodeTiling(tile=64, programs=4, warps=8, stages=3),
+    ((9, 3, 64), 32): DecodeTiling(tile=64, programs=6, warps=4, stages=3),
+    ((9, 3, 64), 64): DecodeTiling(tile=64, programs=6, warps=4, stages=3),
+}
+
+
+def row_tile(rows: int) -> int | None:
+    """The smallest of `ROW_TILES` that holds `rows`."""
+    return next((tile for tile in ROW_TILES if rows <= tile), None)
+
+
+def measured(capability: tuple[int, int]) -> tuple[Cuts, Tilings]:
+    """For a GPU of that compute capability.
+
+    The library computes products that are missing; `DEFAULT_TILING` is used for missing heads.
+    """
+    return (HOPPER_CUTS, HOPPER_TILINGS) if capability == (9, 0) else ({}, {})

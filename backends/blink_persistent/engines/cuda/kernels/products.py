@@ -1,0 +1,94 @@
+"""Matrix products of a step: streamed where that was measured to be faster, else the library's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import triton
+from torch import Tensor
+
+from blink_persistent.engines.cuda.kernels import stream, swiglu
+from blink_persistent.engines.cuda.kernels.choices import (
+    DOT_LEAST,
+    ROW_TILES,
+    Cut,
+    Cuts,
+    Shape,
+    row_tile,
+)
+from blink_persistent.engines.cuda.kernels.reference import library_logits
+
+SWIGLU_TILE = 1024
+
+
+class Products:
+    """Fulfils the products of `Kernels` for the weights' shapes that it is made for.
+
+    `max_rows` is that of the decode steps: the room for parts is made for it.
+    """
+
+    def __init__(
+        self, shapes: Iterable[Shape], cuts: Cuts, *, max_rows: int, chained: bool, device: object
+    ) -> None:
+        """`shapes`: of the weights that `product` is given, [out_features, in_features]."""
+        self._cuts = cuts
+        self._chain = {"CHAINED": chained, "launch_pdl": chained}
+        room = max(
+            (
+                cut.splits * min(max_rows, tile) * shape[0]
+                for shape in shapes
+                for tile in ROW_TILES
+                if (cut := cuts.get((shape, tile))) is not None
+            ),
+            default=0,
+        )
+        self._parts = torch.zeros(room, dtype=torch.float32, device=device)
+
+    def product(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        rows, size = len(x), len(weight)
+        cut = self._cut(x, weight)
+        if cut is None or cut.splits * rows * size > len(self._parts):
+            return torch.mm(x, weight.t(), out=out)[None]
+        parts = self._parts[: cut.splits * rows * size].view(cut.splits, rows, size)
+        self._stream(x, weight, parts, size, cut, gated=False)
+        return parts
+
+    def gated_product(self, x: Tensor, weight: Tensor, room: Tensor, out: Tensor) -> None:
+        cut = self._cut(x, weight)
+        if cut is None:
+            self.swiglu(torch.mm(x, weight.t(), out=room), out)
+        else:
+            self._stream(x, weight, out, out.shape[1], cut, gated=True)
+
+    def vocabulary_product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        cut = self._cut(x, weight)
+        if cut is None:
+            library_logits(x, weight, out)
+        else:
+            self._stream(x, weight, out, len(weight), cut, gated=False)
+
+    def swiglu(self, gate_up: Tensor, out: Tensor) -> None:
+        """out = silu(gate) * up; gate is the first half of each row of `gate_up`."""
+        tokens, size = out.shape
+        tile = min(SWIGLU_TILE, triton.next_power_of_2(size))
+        swiglu.swiglu[(tokens, triton.cdiv(size, tile))](
+            gate_up, out, SIZE=size, TILE=tile, **self._chain
+        )  # fmt: skip
+
+    def _cut(self, x: Tensor, weight: Tensor) -> Cut | None:
+        tile = row_tile(len(x))
+        return None if tile is None else self._cuts.get(((*weight.shape,), tile))
+
+    def _stream(
+        self, x: Tensor, weight: Tensor, out: Tensor, size: int, cut: Cut, *, gated: bool
+    ) -> None:
+        """`out` is [splits, rows, size] or, of one split, [rows, size]."""
+        rows, depth = x.shape
+        tile = max(row_tile(rows) or 0, DOT_LEAST)
+        stream.stream_product[(size // cut.features, cut.splits)](
+            x, weight, out, rows, size, depth, depth // cut.splits, cut.features,
+            ROW_TILE=tile, TILE=triton.next_power_of_2(cut.features),
+            STEP=cut.step, GATED=gated,
+            num_warps=cut.warps, num_stages=cut.stages, **self._chain,
+        )  # fmt: skip

@@ -1,0 +1,274 @@
+"""Which way of each product and of attention is the fastest in a decode step.
+
+    python tests/bench/gpu/engine_choices.py OUTPUT_DIRECTORY --model llama-3-8b
+
+Method: random weights at the model's full shape, `CONTEXT` entries of KV a row in blocks at random
+places. A case is captured as a graph and replayed; the median of 3 runs of 8 replays between two
+device events. "product": the product of every layer, one after the other, so that weights come
+from memory; each result is compared with PyTorch's first. "step": a whole decode step but for the
+sampler. Choices are made greedily: the best three cuts of each product are tried in the step, then
+the attention's tilings; each keeps what won before it. What is printed last are lines of the
+tables in kernels/choices.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.kernels.choices import Cut, DecodeTiling, Shape, row_tile
+from blink_persistent.engines.cuda.kernels.fused import FusedKernels
+from blink_persistent.engines.cuda.model import Decoder, rotary_tables
+from blink_persistent.engines.cuda.step_tensors import KvCache, StepInputs, Workspace, empty_inputs
+from blink_persistent.engines.cuda.weights import random_weights
+
+CONTEXT, BLOCK_SIZE, MAX_BLOCKS, MAX_ROWS = 1024, 64, 32, 64
+PROCESSORS = 131
+EVEN = 128  # programs, or a multiple: as many on each processor but for three
+REPLAYS, RUNS = 8, 3
+NAMES = ("qkv", "output", "gate_up", "down", "head")
+ROWS = (1, 16, 64)
+SPLITS = (1, 2, 3, 4, 7, 8, 9)
+PIPELINES = {  # step, stages, warps by tile and whether it is gated
+    (64, False): ((128, 5, 4), (128, 3, 4), (64, 8, 4), (64, 4, 4)),
+    (128, False): ((64, 5, 4), (64, 8, 4), (128, 4, 8), (64, 8, 8)),
+    (64, True): ((64, 4, 4), (64, 6, 4), (128, 3, 4)),
+    (128, True): ((64, 4, 8), (64, 5, 8), (64, 6, 8), (128, 3, 8)),
+}
+TILINGS = [
+    DecodeTiling(tile=tile, programs=programs, warps=warps, stages=stages)
+    for tile, programs, warps, stages in (
+        (32, 5, 4, 5), (32, 8, 4, 3), (64, 3, 4, 5), (64, 4, 4, 3), (64, 3, 8, 4), (64, 2, 8, 4),
+        (64, 4, 8, 3), (64, 6, 4, 3),
+    )
+]  # fmt: skip
+
+
+class Bench:
+    """One model in memory, and the time of its steps with any choice."""
+
+    def __init__(self, model: str) -> None:
+        self.shape = shape = ARCHITECTURES[model]
+        places = {"device": "cuda", "dtype": torch.bfloat16}
+        self.weights = random_weights(shape, **places)
+        count = 1 + MAX_ROWS * (CONTEXT // BLOCK_SIZE + 1)
+        self.cache = KvCache.allocate(shape, count, BLOCK_SIZE, **places)
+        self.cache.pages.normal_()
+        self.work = Workspace.allocate(shape, MAX_ROWS, MAX_ROWS, **places)
+        self.rotary = rotary_tables(shape, MAX_BLOCKS * BLOCK_SIZE, device="cuda")
+        self.inputs: StepInputs = empty_inputs(MAX_ROWS, MAX_ROWS, MAX_BLOCKS, device="cuda")
+        order = (torch.randperm(count - 1, device="cuda") + 1).view(MAX_ROWS, -1)
+        self.inputs.block_tables[:, : order.shape[1]] = order.int()
+        self.inputs.start_positions.fill_(CONTEXT)
+        self.inputs.lengths.fill_(CONTEXT + 1)
+
+    def kernels(self, cuts: Any, tiling: DecodeTiling, *, chained: bool = True) -> FusedKernels:
+        return FusedKernels(
+            self.shape,
+            max_rows=MAX_ROWS,
+            capacity=MAX_BLOCKS * BLOCK_SIZE,
+            processors=PROCESSORS,
+            chained=chained,
+            device="cuda",
+            decode=tiling,
+            cuts=cuts,
+        )
+
+    def step_us(self, rows: int, kernels: FusedKernels) -> float:
+        return microseconds(self.step(rows, kernels))
+
+    def step(self, rows: int, kernels: FusedKernels) -> Callable[[], object]:
+        decoder = Decoder(self.shape, self.weights, self.rotary, self.cache, self.work, kernels)
+        return lambda: decoder.decode(self.inputs, rows)
+
+    def weights_of(self, name: str) -> list[torch.Tensor]:
+        if name == "head":
+            return [self.weights.head]
+        return [getattr(layer, name) for layer in self.weights.layers]
+
+    def product_us(self, name: str, rows: int, cut: Cut | None) -> float:
+        """Of one product; infinite where the GPU has no room for such a cut."""
+        weights, tile = self.weights_of(name), row_tile(rows)
+        shape = (*weights[0].shape,)
+        kernels = self.kernels({} if cut is None else {(shape, tile): cut}, DecodeTiling())
+        x = torch.randn(rows, shape[1], device="cuda").bfloat16()
+        out = self.out(name, rows, shape)
+
+        def multiply(weight: torch.Tensor) -> torch.Tensor:
+            """The product's parts."""
+            if name == "gate_up":
+                kernels.gated_product(x, weight, self.work.gate_up[:rows], out)
+            elif name == "head":
+                kernels.vocabulary_product(x, weight, out)
+            else:
+                return kernels.product(x, weight, out)
+            return out[None]
+
+        try:
+            found = multiply(weights[0]).float().sum(dim=0)
+        except triton.runtime.errors.OutOfResources:
+            return float("inf")
+        expected = x.float() @ weights[0].float().t()
+        if name == "gate_up":
+            gate, up = expected.chunk(2, dim=1)
+            expected = torch.nn.functional.silu(gate) * up
+        wrong = float((found - expected).norm() / expected.norm())
+        assert wrong < 1e-2, (name, rows, cut, wrong)
+
+        return microseconds(lambda: [multiply(weight) for weight in weights]) / len(weights)
+
+    def out(self, name: str, rows: int, shape: Shape) -> torch.Tensor:
+        if name == "head":
+            return self.work.logits[:rows]
+        size = shape[0] // 2 if name == "gate_up" else shape[0]
+        return torch.empty(rows, size, device="cuda", dtype=torch.bfloat16)
+
+
+def microseconds(work: Callable[[], object]) -> float:
+    """Of one replay of what `work` enqueues."""
+    stream = torch.cuda.Stream()
+    with torch.no_grad(), torch.cuda.stream(stream):
+        work()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(capture_error_mode="thread_local")
+        work()
+        graph.capture_end()
+        found = []
+        for _ in range(RUNS + 1):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for _ in range(REPLAYS):
+                graph.replay()
+            end.record()
+            end.synchronize()
+            found.append(1e3 * start.elapsed_time(end) / REPLAYS)
+    return statistics.median(found[1:])
+
+
+def kernels_of(work: Callable[[], object]) -> dict[str, list[float]]:
+    """Calls, and microseconds of one, of every kernel that `work` launches eagerly."""
+    with torch.no_grad():
+        work()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            work()
+            torch.cuda.synchronize()
+    events = [event for event in profile.key_averages() if event.self_device_time_total]
+    return {e.key[:60]: [e.count, round(e.self_device_time_total / e.count, 2)] for e in events}
+
+
+def candidates(name: str, shape: Shape) -> Iterator[Cut]:
+    """Cuts of an even number of programs; of any number for the head and small shapes."""
+    gated = name == "gate_up"
+    size, depth = shape[0] // (2 if gated else 1), shape[1]
+    uneven = name == "head" or size * depth < 1 << 23
+    for splits in (1,) if gated or name == "head" else SPLITS:
+        even = {size * splits // (EVEN * each) for each in (1, 2, 3, 4)}
+        for features in {64, 128} if uneven else even:
+            if not 48 <= features <= 128 or (size * splits % (EVEN * features) and not uneven):
+                continue
+            for step, stages, warps in PIPELINES[64 if features <= 64 else 128, gated]:
+                cut = Cut(features, step, splits, stages, warps)
+                if cut.fits(size, depth):
+                    yield cut
+
+
+class Search:
+    """Goes from choice to choice, each kept if the step of so many rows gets shorter by it."""
+
+    def __init__(self, bench: Bench, rows: int, note: Callable[..., None]) -> None:
+        self.bench, self.rows, self.note = bench, rows, note
+        self.cuts: dict[Any, Cut] = {}
+        self.tiling = DecodeTiling()
+        self.least = float("inf")
+
+    def shape(self, name: str) -> Shape:
+        return (*self.bench.weights_of(name)[0].shape,)
+
+    def attempt(self, name: str, cut: Cut | None) -> None:
+        key = (self.shape(name), row_tile(self.rows))
+        cuts = {k: v for k, v in self.cuts.items() if k != key} | ({key: cut} if cut else {})
+        us = self.bench.step_us(self.rows, self.bench.kernels(cuts, self.tiling))
+        self.note("step", rows=self.rows, name=name, us=round(us, 1), cut=cut and asdict(cut))
+        if us < self.least:
+            self.least, self.cuts = us, cuts
+
+    def attempt_tiling(self, tiling: DecodeTiling) -> None:
+        us = self.bench.step_us(self.rows, self.bench.kernels(self.cuts, tiling))
+        self.note("tiling", rows=self.rows, us=round(us, 1), tiling=asdict(tiling))
+        if us < self.least:
+            self.least, self.tiling = us, tiling
+
+    def products(self) -> None:
+        """The best two cuts of each product alone, and the library's, then in the step."""
+        best = {}
+        for name in NAMES:
+            tried: list[Cut | None] = [None, *candidates(name, self.shape(name))]
+            pairs = [(self.bench.product_us(name, self.rows, cut), cut) for cut in tried]
+            best[name] = sorted(pairs, key=lambda pair: pair[0])
+            for us, cut in best[name]:
+                self.note("product", rows=self.rows, name=name, us=round(us, 2),
+                          cut=cut and asdict(cut))  # fmt: skip
+        tile = row_tile(self.rows)
+        self.cuts = {
+            (self.shape(name), tile): cut for name in NAMES for cut in [best[name][0][1]] if cut
+        }
+        for name in NAMES:
+            for _, cut in best[name][:3]:
+                self.attempt(name, cut)
+
+    def run(self) -> None:
+        for tiling in (DecodeTiling(64, 3), DecodeTiling(32, 5)):  # with the library's products
+            for chained in (False, True):
+                us = self.bench.step_us(self.rows, self.bench.kernels({}, tiling, chained=chained))
+                self.note("library step", rows=self.rows, chained=chained, tile=tiling.tile,
+                          us=round(us, 1))  # fmt: skip
+        self.products()
+        for tiling in TILINGS:
+            self.attempt_tiling(tiling)
+        kernels = self.bench.kernels(self.cuts, self.tiling, chained=False)
+        unchained = self.bench.step_us(self.rows, kernels)
+        self.note("chosen", rows=self.rows, us=round(self.least, 1), unchained=round(unchained, 1),
+                  tiling=asdict(self.tiling))  # fmt: skip
+        self.note("kernels", kernels=kernels_of(self.bench.step(self.rows, kernels)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--model", action="append", required=True)
+    parser.add_argument("--rows", type=int, action="append")
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    found: list[dict[str, Any]] = []
+    table: list[str] = []
+    try:
+        for model in arguments.model:
+            bench = Bench(model)
+
+            def note(kind: str, model: str = model, **row: Any) -> None:
+                found.append({"model": model, "kind": kind, **row})
+                print(model, kind, *row.values(), flush=True)
+
+            for rows in arguments.rows or ROWS:
+                search = Search(bench, rows, note)
+                search.run()
+                heads = bench.shape.heads, bench.shape.kv_heads, bench.shape.head_dim
+                table += [f"    {key}: {cut}," for key, cut in search.cuts.items()]
+                table.append(f"    {(heads, row_tile(rows))}: {search.tiling},")
+    finally:
+        (arguments.output / "choices.json").write_text(json.dumps(found, indent=1) + "\n")
+        print(*table, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
