@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from blink_server.front import FrontOptions
-from blink_server.gunicorn_settings import LOG_LEVEL_VARIABLE
+from blink_server.gunicorn_settings import LOAD_TIMEOUT_VARIABLE, LOG_LEVEL_VARIABLE
 from blink_server.http_options import HttpOptions, http_options
 from blink_server.listener import url_of
 from blink_server.logs import LEVELS, configure_logging
@@ -55,6 +55,13 @@ _CACHE = Path("~/.cache/blink-server/text")
     help="How long open requests may go on after SIGTERM.",
 )
 @click.option(
+    "--load-timeout-secs",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="How long a worker may take to load a version's tokenizer.",
+)
+@click.option(
     "--cache-dir",
     type=click.Path(path_type=Path),
     default=_CACHE,
@@ -82,6 +89,7 @@ def frontend_command(
     api_key_file: Path | None,
     insecure: bool,
     exit_timeout_secs: int,
+    load_timeout_secs: float,
     cache_dir: Path,
     runtime_dir: Path | None,
     plugin_directories: tuple[Path, ...],
@@ -92,6 +100,7 @@ def frontend_command(
     check_access(host, api_key_file, insecure=insecure)
     configure_logging(log_level)
     os.environ[LOG_LEVEL_VARIABLE] = log_level
+    os.environ[LOAD_TIMEOUT_VARIABLE] = str(load_timeout_secs)
     if plugin_directories:
         absolute = [str(directory.absolute()) for directory in plugin_directories]
         os.environ[DIRECTORIES_VARIABLE] = os.pathsep.join(absolute)

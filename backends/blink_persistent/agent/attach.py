@@ -6,6 +6,7 @@ import mmap
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Any
 
 from blink_persistent.agent.lines import LineSocket
@@ -15,7 +16,13 @@ from blink_server.errors import Unavailable
 
 _HANDSHAKE_SECONDS = 10.0
 
+ENTRY_POINT_GROUP = "blink_persistent.ring_ports"
+"""Further transports' openers, by name."""
+
 Offer = Mapping[str, Any]
+
+Opener = Callable[[Offer, Sequence[int], LineSocket], RingPort]
+"""`opener(offer, descriptors, link)`: see `open_port`."""
 
 
 class Refused(Unavailable):
@@ -69,13 +76,7 @@ def open_port(offer: Offer, descriptors: Sequence[int], link: LineSocket) -> Rin
     Raises `PortLost`, and `Unavailable` where the transport is unknown here, cannot be used, or
     the ring is another.
     """
-    try:
-        opener = _OPENERS[offer["transport"]]
-    except KeyError:
-        raise Unavailable(
-            f"this agent does not know the transport {offer.get('transport')!r}; "
-            f"it has {', '.join(_OPENERS)}"
-        ) from None
+    opener = _opener(str(offer.get("transport")))
     try:
         port, epoch = opener(offer, descriptors, link), offer["epoch"]
     except (KeyError, TypeError, ValueError, OSError) as error:
@@ -84,6 +85,20 @@ def open_port(offer: Offer, descriptors: Sequence[int], link: LineSocket) -> Rin
         port.close()
         raise Unavailable(f"the ring's epoch is {port.epoch}, not {epoch} as the runner offers")
     return port
+
+
+def _opener(transport: str) -> Opener:
+    """Raises `Unavailable`, naming those that there are."""
+    if transport in _OPENERS:
+        return _OPENERS[transport]
+    others = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    if transport not in others:
+        raise Unavailable(
+            f"this agent does not know the transport {transport!r}; "
+            f"it has {', '.join([*_OPENERS, *sorted(others)])}"
+        )
+    opener: Opener = others[transport].load()
+    return opener
 
 
 def _memory(offer: Offer, descriptors: Sequence[int], _link: LineSocket) -> RingPort:
@@ -127,7 +142,7 @@ def _rdma(offer: Offer, _descriptors: Sequence[int], link: LineSocket) -> RingPo
     )
 
 
-_OPENERS: Mapping[str, Callable[[Offer, Sequence[int], LineSocket], RingPort]] = {
+_OPENERS: Mapping[str, Opener] = {
     "memory": _memory,
     "cuda": _cuda,
     "rdma": _rdma,
