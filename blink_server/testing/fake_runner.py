@@ -139,10 +139,14 @@ class FakeRunner:
         self._idle.clear()
         task = asyncio.create_task(self._generate(key[1], request, writer))
         self._requests[key] = task
-        task.add_done_callback(lambda _: self._ended(key))
+        task.add_done_callback(lambda task: self._ended(key, task, writer))
 
-    def _ended(self, key: tuple[int, int]) -> None:
+    def _ended(
+        self, key: tuple[int, int], task: asyncio.Task[None], writer: asyncio.StreamWriter
+    ) -> None:
         del self._requests[key]
+        if task.cancelled():  # perhaps before it had begun
+            _answer(writer, key[1], [], FinishReason.CANCELLED)
         if not self._requests:
             self._idle.set()
 
@@ -151,20 +155,17 @@ class FakeRunner:
     ) -> None:
         prompt = self._answer or request["prompt_ids"]
         count = request["max_tokens"]
-        try:
-            for position in range(count):
-                await asyncio.sleep(self._options.token_seconds)
-                self._tokens += 1
-                last = position == count - 1
-                reason = FinishReason.LENGTH if last else None
-                if last:  # a runner writes logs too, also when nobody reads them any more
-                    print(f"request {number}: {count} tokens", flush=True)
-                _answer(writer, number, [prompt[position % len(prompt)]], reason)
-                if self._tokens == self._options.die_after:
-                    await writer.drain()
-                    os.kill(os.getpid(), signal.SIGKILL)
-        except asyncio.CancelledError:
-            _answer(writer, number, [], FinishReason.CANCELLED)
+        for position in range(count):
+            await asyncio.sleep(self._options.token_seconds)
+            self._tokens += 1
+            last = position == count - 1
+            reason = FinishReason.LENGTH if last else None
+            if last:  # a runner writes logs too, also when nobody reads them any more
+                print(f"request {number}: {count} tokens", flush=True)
+            _answer(writer, number, [prompt[position % len(prompt)]], reason)
+            if self._tokens == self._options.die_after:
+                await writer.drain()
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _answer(

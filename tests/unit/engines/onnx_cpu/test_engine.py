@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +11,14 @@ import numpy as np
 import onnx
 import pytest
 
-from blink_persistent import _native
-from blink_persistent.engines import Launch, ProvisionLimits
+from blink_persistent.engines import ProvisionLimits
 from blink_persistent.engines.onnx_cpu.engine import OnnxCpuEngine, OnnxCpuProvisioned
 from blink_persistent.engines.onnx_cpu.graph_file import read_model_shape
 from blink_persistent.graph_grid import GraphGrid, default_grid
-from blink_persistent.ring import Ring, SlotState, create_ring_memory, unpack_status
 from blink_persistent.samplers.default import DefaultSampler
 from blink_persistent.testing.driven_decoder import DrivenDecoder
 from blink_persistent.testing.scripted_request import ScriptedRequest
+from blink_persistent.testing.served_engine import ServedEngine
 from blink_server.backend import ModelVersion
 from blink_server.config import load_graph_grid, load_model_config
 from blink_server.errors import InvalidModel
@@ -34,7 +31,6 @@ from blink_server.testing.memory_checkpoint import (
 
 LIMITS = {"max_rows": 3, "context_length": 64, "max_prefill_tokens": 16}
 CHECKPOINT = random_checkpoint(tiny_architecture(), bits=4)
-SLOTS = 256
 
 
 def _ignore(stage: str, fraction: float) -> None:
@@ -73,56 +69,13 @@ def _provision(version: ModelVersion) -> OnnxCpuProvisioned:
     return OnnxCpuEngine().provision(version, grid, limits, progress=_ignore)
 
 
-class Served:
-    """A provisioned engine behind a ring; the scheduler passes and steps on this thread."""
-
-    def __init__(self, provisioned: OnnxCpuProvisioned, resources: ExitStack) -> None:
-        self.provisioned = provisioned
-        self.context_length = provisioned.shape.context_length
-        words = SLOTS * self.context_length
-        shape = _native.RingShape(1, SLOTS, words, words, words)
-        ring_fd, memory = create_ring_memory(shape, 1)
-        bells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2)]
-        for fd in (ring_fd, *bells):
-            resources.callback(os.close, fd)
-        self.ring = Ring(memory)
-        self.scheduler = _native.HostScheduler(
-            self.ring.atomic, provisioned.host, bells[0], bells[1:]
-        )
-
-    def answers(self, requests: Sequence[ScriptedRequest]) -> list[list[int]]:
-        """Submit all requests at once and run until all are over."""
-        for slot, request in enumerate(requests):
-            place = slot * self.context_length
-            self.ring.prompts[0][place : place + len(request.prompt)] = request.prompt
-            offsets = ("prompt_offset", "output_offset", "logprobs_offset", "stop_offset")
-            for name, value in (request.record_fields() | dict.fromkeys(offsets, place)).items():
-                self.ring.records[name][slot] = value
-            self.ring.atomic.submit(slot, _native.ticket_after(0))
-        for _ in range(10_000):
-            self.scheduler.run_pass()
-            if launched := self.scheduler.next_launch(0):
-                launch = Launch(*launched)
-                self.provisioned.step(launch)
-                self.scheduler.complete(launch.phase)
-            statuses = [unpack_status(self.ring.atomic.status(s)[2]) for s in range(len(requests))]
-            if all(status[1] == SlotState.DECODE_COMPLETED for status in statuses):
-                break
-        else:
-            pytest.fail(f"the requests did not end: {statuses}")
-        outputs = self.ring.outputs[0].reshape(SLOTS, -1)
-        return [outputs[slot, : status[0]].tolist() for slot, status in enumerate(statuses)]
-
-
 @pytest.fixture
-def served(version: ModelVersion) -> Iterator[Served]:
-    with ExitStack() as resources:
-        provisioned = _provision(version)
-        resources.callback(provisioned.close)
-        yield Served(provisioned, resources)
+def served(version: ModelVersion) -> Iterator[ServedEngine]:
+    with ServedEngine(_provision(version)) as served:
+        yield served
 
 
-def test_requests_get_the_tokens_that_each_would_get_alone(served: Served, drive: Any):
+def test_requests_get_the_tokens_that_each_would_get_alone(served: ServedEngine, drive: Any):
     lengths = [1, 2, 16, 17, 33, 40, 51]
     requests = [
         ScriptedRequest(
@@ -140,7 +93,7 @@ def test_requests_get_the_tokens_that_each_would_get_alone(served: Served, drive
         assert tokens == expected
 
 
-def test_a_context_can_be_filled(served: Served):
+def test_a_context_can_be_filled(served: ServedEngine):
     (tokens,) = served.answers([ScriptedRequest(prompt=tuple(range(50)), max_tokens=14)])
     assert len(tokens) == 14
 
