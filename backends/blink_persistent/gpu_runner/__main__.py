@@ -13,6 +13,7 @@ from blink_persistent.gpu.driver import CudaError, Gpu
 from blink_persistent.gpu_runner.device_service import DeviceService
 from blink_persistent.gpu_runner.host_service import HostService
 from blink_persistent.gpu_runner.owner import main
+from blink_persistent.gpu_runner.pulse import pulsing
 from blink_persistent.gpu_runner.residents import Residents
 from blink_persistent.gpu_runner.service import GpuLost, Service, Task
 from blink_persistent.loading import Assignment
@@ -39,7 +40,8 @@ class GpuServices:
         gpu = Gpu()
         try:
             before, parks = gpu.free_bytes(), self._residents.parks
-            service = self._make(task, progress, before)
+            with pulsing(self._residents, gpu.make_current):
+                service = self._make(task, progress, before)
             service.memory_bytes = before - gpu.free_bytes()
         except (CudaError, RuntimeError) as error:  # the driver's, PyTorch's
             _must_live(gpu, error)
@@ -77,6 +79,9 @@ class GpuServices:
                 return HostService(task, version, provisioned)
             service = DeviceService(task, version, provisioned, self._residents)
             self._completion = service.completion
+            pulse = pulsing(self._residents, provisioned.gpu.make_current)
+            pulse.__enter__()
+            self._completion.add_done_callback(lambda _: pulse.__exit__(None, None, None))
             return service
         except GpuLost:
             raise  # what still runs would be waited for

@@ -11,8 +11,10 @@ from blink_persistent.gpu.device_ring import DeviceRing
 from blink_persistent.gpu.device_scheduler import DeviceScheduler
 from blink_persistent.gpu.driver import CudaError
 from blink_persistent.gpu_runner.agent_process import AgentProcess
+from blink_persistent.gpu_runner.pulse import pulsing
 from blink_persistent.gpu_runner.residents import Residents
 from blink_persistent.gpu_runner.service import GpuLost, Task
+from blink_persistent.ring import Condition
 from blink_persistent.serving import is_drained, lease_limits, ring_shape
 from blink_persistent.stall import HeartbeatClock, StepLimits, stalled
 from blink_server.backend import Endpoint, ModelVersion
@@ -115,7 +117,8 @@ class DeviceService:
     def close(self) -> None:
         """See `Service`."""
         try:
-            self._provisioned.close()
+            with pulsing(self._residents, self._provisioned.gpu.make_current):
+                self._provisioned.close()
         except CudaError as error:
             raise GpuLost(f"{self._name} cannot be given back: {error}") from error
 
@@ -134,9 +137,12 @@ class DeviceService:
                 ended = self._scheduler.is_idle()
                 self._ring.pull(self._ring.mirror.header)
                 error = self._scheduler.error()
+                parked = self._scheduler.condition() is Condition.PARKED
             except CudaError as lost:
                 raise GpuLost(f"{self._name}: {lost}") from lost
         mirror = self._ring.mirror
+        if parked:  # it has just been asked to, and goes on soon
+            return
         if ended:
             raise EngineFailure(f"the scheduler on the GPU has ended: {error or 'unasked'}")
         now = self._clock.now_ns(mirror.field("heartbeat_ns"), time.monotonic_ns())

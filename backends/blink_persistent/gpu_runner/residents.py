@@ -37,6 +37,7 @@ class Residents:
         self._lock = threading.RLock()
         self._depth = 0  # of `exclusive`
         self._step_seconds: dict[Resident, float] = {}
+        self._words = threading.Lock()  # no call of CUDA is made under it
         self.parks = 0
         self.longest_park = 0.0
 
@@ -44,12 +45,14 @@ class Residents:
         """Launch it. None of its steps takes longer than `step_seconds`, unless it hangs."""
         with self._lock, _fatal("launch"):
             resident.launch()
-            self._step_seconds[resident] = step_seconds
+            with self._words:
+                self._step_seconds[resident] = step_seconds
 
     def remove(self, resident: Resident) -> None:
         """Stop it; nothing where it is not here."""
         with self._lock, _fatal("stop"):
-            seconds = self._step_seconds.pop(resident, None)
+            with self._words:
+                seconds = self._step_seconds.pop(resident, None)
             if seconds is not None:
                 resident.stop(seconds)
 
@@ -75,10 +78,24 @@ class Residents:
                     self._resume()
                     self._count(time.monotonic() - began)
 
-    def _park(self) -> None:
-        with _fatal("park"):
+    def let_others_in(self) -> None:
+        """Have all stand still for a moment, also while a call of CUDA waits for them.
+
+        Such a call holds up all others, that of a thread which has entered this object among them.
+        So they are asked before anything is waited for.
+        """
+        self._ask()
+        with self.exclusive():
+            pass
+
+    def _ask(self) -> None:
+        with self._words:
             for resident in self._step_seconds:
                 resident.ask_to_park()
+
+    def _park(self) -> None:
+        with _fatal("park"):
+            self._ask()
             for resident, seconds in self._step_seconds.items():
                 resident.park(seconds)
 

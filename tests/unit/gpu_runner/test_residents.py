@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from blink_persistent.gpu.driver import CudaError
+from blink_persistent.gpu_runner import pulse
 from blink_persistent.gpu_runner.residents import Residents
 from blink_persistent.gpu_runner.service import GpuLost
 from blink_persistent.ring import Condition
@@ -142,3 +143,61 @@ def test_another_thread_sees_nobody_parked(two: Two) -> None:
         assert not seen
     watcher.join()
     assert seen == [Condition.RUNNING]
+
+
+class AwaitedScheduler(FakeScheduler):
+    """As long as it runs, a call of CUDA waits."""
+
+    def __init__(self, said: list[str]) -> None:
+        super().__init__("awaited", said)
+        self.asked = threading.Event()
+
+    def ask_to_park(self) -> None:
+        super().ask_to_park()
+        self.asked.set()
+
+
+def test_a_call_that_waits_is_let_through_whoever_holds_the_schedulers(said: list[str]) -> None:
+    residents, scheduler = Residents(), AwaitedScheduler(said)
+    residents.add(scheduler, step_seconds=1.0)
+    entered, through = threading.Event(), []
+
+    def look_while_a_call_waits() -> None:
+        with residents.running():
+            entered.set()
+            through.append(scheduler.asked.wait(20))
+
+    watcher = threading.Thread(target=look_while_a_call_waits)
+    watcher.start()
+    entered.wait()
+    residents.let_others_in()
+    watcher.join()
+    assert through == [True]
+    assert scheduler.now is Condition.RUNNING
+
+
+def test_a_pulse_comes_where_nobody_parks(
+    said: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "PULSE_SECONDS", 0.001)
+    monkeypatch.setattr(pulse, "SUSPICIOUS_SECONDS", 0.0)
+    residents, scheduler = Residents(), AwaitedScheduler(said)
+    residents.add(scheduler, step_seconds=1.0)
+    currents: list[str] = []
+    entered = threading.Event()
+
+    def wait_unforeseen() -> None:
+        entered.set()
+        scheduler.asked.wait(20)
+
+    version = threading.Thread(target=wait_unforeseen, name="m:1")
+    version.start()
+    entered.wait()
+    with pulse.pulsing(residents, lambda: currents.append(threading.current_thread().name)):
+        version.join()
+    assert scheduler.asked.is_set()
+    assert currents == ["pulse"]
+    assert scheduler.now is Condition.RUNNING
+    assert residents.parks > 0
+    assert "m:1: " in caplog.text
+    assert "wait_unforeseen" in caplog.text

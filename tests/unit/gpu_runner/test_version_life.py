@@ -17,7 +17,7 @@ from blink_persistent.gpu_runner.turns import Turns
 from blink_persistent.gpu_runner.version_life import VersionLife
 from blink_server.backend import Endpoint
 from blink_server.control import RunnerEnvironment
-from blink_server.errors import EngineFailure, Unavailable
+from blink_server.errors import EngineFailure, MemoryRefused, Unavailable
 
 ENVIRONMENT = RunnerEnvironment(
     control_socket=Path("control.sock"),
@@ -171,8 +171,11 @@ def test_a_link_that_says_nothing_is_let_go(rig: Rig) -> None:
     assert rig.tasks == []
 
 
-@pytest.mark.parametrize("error", [Unavailable("memory: too little"), RuntimeError("out of it")])
-def test_a_failed_load_is_told_with_its_reason(rig: Rig, error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [(Unavailable("no GPU"), False), (RuntimeError("?"), False), (MemoryRefused("memory"), True)],
+)
+def test_a_failed_load_is_told_with_its_reason(rig: Rig, error: Exception, memory: bool) -> None:
     def load(progress: Callable[[str, float], None]) -> None:
         progress("weights", 0.25)
         raise error
@@ -181,7 +184,7 @@ def test_a_failed_load_is_told_with_its_reason(rig: Rig, error: Exception) -> No
     rig.load()
     assert rig.hear("progress")["stage"] == "start"
     assert rig.hear("progress") == {"type": "progress", "stage": "weights", "fraction": 0.25}
-    assert rig.hear("failed")["reason"] == str(error)
+    assert rig.hear("failed") == {"type": "failed", "reason": str(error), "memory": memory}
     rig.hear("ended")
     assert rig.lost == []
 
