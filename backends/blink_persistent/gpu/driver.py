@@ -45,7 +45,8 @@ def cuda_driver() -> Any:
 class Gpu:
     """One device. `arch` is its real architecture ("sm_90"), `io` the stream for copies.
 
-    `exclusive()` is entered around slices of what waits for resident kernels.
+    `exclusive()` is entered around slices of what waits for resident kernels, also now and then:
+    the first streams, a kernel's first launch, an instantiation for which the driver needs memory.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Gpu:
         self.driver = cuda_driver()
         self.exclusive = exclusive
         self._resources: list[Callable[[], object]] = []
+        self._not_launched: set[int] = set()  # functions
         count = self.call("cuDeviceGetCount")
         if ordinal >= count:
             raise Unavailable(f"GPU {ordinal} does not exist: this machine has {count}")
@@ -177,12 +179,32 @@ class Gpu:
     def launch(
         self, function: Any, grid: int, block: int, stream: Any, *arguments: tuple[Any, Any]
     ) -> None:
-        """Launch a kernel; each argument is (value, ctypes type)."""
+        """Launch a kernel, or record it; each argument is (value, ctypes type).
+
+        Waits for the end of the first launch of each.
+        """
         values = tuple(value for value, _ in arguments)
         kinds = tuple(kind for _, kind in arguments)
-        self.call(
-            "cuLaunchKernel", function, grid, 1, 1, block, 1, 1, 0, stream, (values, kinds), 0
+        launch = partial(
+            self.call,
+            *("cuLaunchKernel", function, grid, 1, 1, block, 1, 1, 0, stream, (values, kinds), 0),
         )
+        if int(function) not in self._not_launched or self._is_recording(stream):
+            launch()
+            return
+        self.call("cuStreamSynchronize", stream)
+        with self.exclusive():
+            launch()
+            self.call("cuStreamSynchronize", stream)
+        self._not_launched.discard(int(function))
+
+    def not_launched(self, function: Any) -> None:
+        """This kernel has not been launched yet."""
+        self._not_launched.add(int(function))
+
+    def _is_recording(self, stream: Any) -> bool:
+        status = self.call("cuStreamIsCapturing", stream)
+        return bool(status != self.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
     def device_graph(self, record: Callable[[Any], None]) -> Any:
         """An executable graph of the work that `record(stream)` gives, ready for device launch.
@@ -211,7 +233,8 @@ class Gpu:
         parameters = driver.CUDA_GRAPH_INSTANTIATE_PARAMS()
         parameters.flags = driver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH
         try:
-            executable = self.call("cuGraphInstantiateWithParams", graph, parameters)
+            with self.exclusive():
+                executable = self.call("cuGraphInstantiateWithParams", graph, parameters)
         except CudaError as error:
             reason, node = parameters.result_out.name, parameters.hErrNode_out
             raise CudaError(f"{error} ({reason}{self._node_name(node)})") from error
@@ -245,8 +268,9 @@ class DeviceProgram:
         self._module = module
 
     def function(self, name: str) -> Any:
-        """The kernel of this name, on the device already: its first launch waits for nothing."""
+        """The kernel of this name, on the device already."""
         with self._gpu.exclusive():
             function = self._gpu.call("cuModuleGetFunction", self._module, name.encode())
             self._gpu.call("cuFuncLoad", function)
+        self._gpu.not_launched(function)
         return function

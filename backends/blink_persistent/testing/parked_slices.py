@@ -22,21 +22,28 @@ class Slice(NamedTuple):
 
 
 class ParkedSlices:
-    """An `exclusive` for `ProvisionLimits` beside one running scheduler; keeps all `slices`."""
+    """An `exclusive` for `ProvisionLimits` beside one scheduler; keeps all `slices` of it.
 
-    def __init__(self, scheduler: RunningScheduler) -> None:
-        self._scheduler = scheduler
+    The scheduler may be given later. While it does not run, slices are entered and not kept.
+    """
+
+    def __init__(self, scheduler: RunningScheduler | None = None) -> None:
+        self.scheduler = scheduler
         self.slices: list[Slice] = []
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
+        scheduler = self.scheduler
+        if scheduler is None or scheduler.is_idle():
+            yield
+            return
         what, asked = _caller(), time.perf_counter()
-        self._scheduler.park()
+        scheduler.park()
         parked = time.perf_counter()
         try:
             yield
         finally:
-            self._scheduler.launch()
+            scheduler.launch()
             left = time.perf_counter()
             self.slices.append(Slice(what, parked - asked, left - parked))
 

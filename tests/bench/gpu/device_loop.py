@@ -47,7 +47,7 @@ def loop_us(engine: CudaProvisioned, rows: int) -> float:
         slot: ScriptedRequest(tuple(prompt), max_tokens=OUTPUT, ignore_eos=True)
         for slot, prompt in enumerate(prompts)
     }
-    with CudaHarness(shape, engine, profile_capacity=1 << 16, borrowed=True) as harness:
+    with CudaHarness(shape, engine, profile_capacity=1 << 21, borrowed=True) as harness:
         harness.submit(requests)
         harness.scheduler.launch()
         harness.wait_for_ends(requests, timeout_s=60.0)

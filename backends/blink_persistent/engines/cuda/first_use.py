@@ -1,9 +1,9 @@
 """Loads of kernels that PyTorch and Triton make on their own, in slices of `exclusive`.
 
-A library loads a kernel when it is first launched, and a load waits for every resident scheduler.
-Inside `loading_in_slices`, what may load something has a slice to itself: a PyTorch operation that
-this thread has not run on the GPU with such arguments, and the load of a compiled Triton kernel.
-Compilation, and everything that has run before, happens beside the schedulers.
+A library loads a kernel when it is first launched, and both wait for every resident scheduler.
+Inside `loading_in_slices`, what is used for the first time has a slice to itself until it has run:
+a PyTorch operation that this thread has not run on the GPU with such arguments, and a compiled
+Triton kernel that is loaded. Compilation, and what has run before, happens beside the schedulers.
 """
 
 from __future__ import annotations
@@ -26,28 +26,49 @@ _LAUNCH_NOTHING = frozenset(
 )
 
 
+def finish_stream() -> None:
+    """Wait for this thread's stream, and no other."""
+    torch.cuda.current_stream().synchronize()
+
+
 @contextmanager
-def loading_in_slices(exclusive: Exclusive, *, device: str = "cuda") -> Iterator[None]:
-    """On this thread, until it is left; not nested. `device`: the type of the GPU's tensors."""
-    with ExitStack() as slice_, _Operations(exclusive, device):
+def loading_in_slices(
+    exclusive: Exclusive,
+    *,
+    device: str = "cuda",
+    finish: Callable[[], None] = finish_stream,
+) -> Iterator[None]:
+    """On this thread, until it is left; not nested.
+
+    `device` is the type of the GPU's tensors; `finish` waits for what was enqueued.
+    """
+
+    @contextmanager
+    def one_slice() -> Iterator[None]:
+        finish()
+        with exclusive():
+            yield
+            finish()
+
+    with ExitStack() as kernel, _Operations(one_slice, device):
         thread = threading.get_ident()
 
         def begin(*_: object) -> None:
             if threading.get_ident() == thread:
-                slice_.enter_context(exclusive())
+                kernel.enter_context(one_slice())
 
         def end(*_: object) -> None:
             if threading.get_ident() == thread:
-                slice_.pop_all().close()
+                kernel.pop_all().close()
 
         hooks = triton.knobs.runtime
         hooks.kernel_load_start_hook.add(begin)
-        hooks.kernel_load_end_hook.add(end)
+        hooks.launch_exit_hook.add(end)
         try:
             yield
         finally:
             hooks.kernel_load_start_hook.remove(begin)
-            hooks.kernel_load_end_hook.remove(end)
+            hooks.launch_exit_hook.remove(end)
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[misc]

@@ -72,6 +72,8 @@ class CudaProvisioned:
         self._closing = threading.Event()
         self._capturing = ThreadPoolExecutor(1, "capture", initializer=self.gpu.make_current)
         try:
+            with limits.exclusive():
+                torch.cuda.init()
             with loading_in_slices(limits.exclusive):
                 self._build(version, options, limits, progress)
             first = coarse_part(grid) if options.in_background else range(len(grid.keys))
@@ -127,7 +129,7 @@ class CudaProvisioned:
 
     def _capture_first(self, graphs: list[int] | range, progress: Progress) -> None:
         began = time.monotonic()
-        with self.gpu.exclusive():  # a new stream waits
+        with self.gpu.exclusive():  # new streams wait
             recorder = TorchRecorder()
         self.captured = GraphCapture(self.gpu, self.grid, self.step, recorder)
         layers = self.decoder.weights.layers[:WARM_UP_LAYERS]

@@ -23,6 +23,7 @@ class Slices:
     def __init__(self) -> None:
         self.count = 0
         self.inside = False
+        self.finished: list[bool] = []  # inside a slice, or before one
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -32,6 +33,9 @@ class Slices:
             yield
         finally:
             self.inside = False
+
+    def finish(self) -> None:
+        self.finished.append(self.inside)
 
 
 @pytest.fixture
@@ -44,7 +48,7 @@ def matrix(rows: int, columns: int) -> Any:
 
 
 def test_an_operation_has_a_slice_until_its_like_has_run(slices: Slices) -> None:
-    with loading_in_slices(slices, device="meta"):
+    with loading_in_slices(slices, device="meta", finish=slices.finish):
         torch.mm(matrix(3, 5), matrix(5, 70_001))
         assert slices.count == 1
         torch.mm(matrix(3, 5), matrix(5, 70_001))
@@ -53,7 +57,7 @@ def test_an_operation_has_a_slice_until_its_like_has_run(slices: Slices) -> None
         assert slices.count == 2
         torch.mm(matrix(3, 5), matrix(70_001, 5).t())  # another layout, perhaps another kernel
         assert slices.count == 3
-    with loading_in_slices(slices, device="meta"):
+    with loading_in_slices(slices, device="meta", finish=slices.finish):
         torch.mm(matrix(3, 5), matrix(5, 70_001))
     assert slices.count == 3
 
@@ -63,7 +67,7 @@ def test_pytorchs_compiler_is_not_imported() -> None:
 import sys, torch
 from blink_persistent.engines.cuda.first_use import loading_in_slices
 from contextlib import nullcontext
-with loading_in_slices(nullcontext, device="meta"):
+with loading_in_slices(nullcontext, device="meta", finish=lambda: None):
     torch.zeros(3, device="meta")
 assert "torch._dynamo" not in sys.modules
 """
@@ -71,7 +75,7 @@ assert "torch._dynamo" not in sys.modules
 
 
 def test_what_is_made_on_the_gpu_counts_and_what_stays_on_the_host_does_not(slices: Slices) -> None:
-    with loading_in_slices(slices, device="meta"):
+    with loading_in_slices(slices, device="meta", finish=slices.finish):
         torch.ones(70_003) + torch.ones(70_003)
         assert slices.count == 0
         torch.zeros(70_003, device="meta")
@@ -82,7 +86,7 @@ def test_what_is_made_on_the_gpu_counts_and_what_stays_on_the_host_does_not(slic
 
 def test_another_threads_libraries_have_nothing_loaded_yet(slices: Slices) -> None:
     def multiply() -> None:
-        with loading_in_slices(slices, device="meta"):
+        with loading_in_slices(slices, device="meta", finish=slices.finish):
             torch.mm(matrix(7, 5), matrix(5, 70_001))
 
     multiply()
@@ -93,33 +97,37 @@ def test_another_threads_libraries_have_nothing_loaded_yet(slices: Slices) -> No
 
 
 def test_an_operation_that_fails_leaves_its_slice(slices: Slices) -> None:
-    with loading_in_slices(slices, device="meta"):
+    with loading_in_slices(slices, device="meta", finish=slices.finish):
         with pytest.raises(RuntimeError):
             torch.mm(matrix(2, 3), matrix(4, 70_001))
         assert (slices.count, slices.inside) == (1, False)
 
 
-def test_a_compiled_kernel_is_loaded_in_a_slice(slices: Slices) -> None:
+def test_a_compiled_kernel_is_loaded_and_first_run_in_a_slice(slices: Slices) -> None:
     hooks = triton.knobs.runtime
 
-    def load(at: bool) -> None:
-        hooks.kernel_load_start_hook()
-        assert slices.inside == at
-        hooks.kernel_load_end_hook()
+    def launch(loads: bool, inside: bool) -> None:
+        if loads:
+            hooks.kernel_load_start_hook()
+            hooks.kernel_load_end_hook()
+        assert slices.inside == inside
+        hooks.launch_exit_hook({})
         assert not slices.inside
 
-    with loading_in_slices(slices):
-        load(True)
-        other = threading.Thread(target=load, args=(False,))  # not its thread: no slice
+    with loading_in_slices(slices, finish=slices.finish):
+        launch(loads=True, inside=True)
+        assert slices.finished == [False, True]  # what came before, then what it launched
+        launch(loads=False, inside=False)
+        other = threading.Thread(target=launch, args=(True, False))  # not its thread: no slice
         other.start()
         other.join()
-    load(False)
+    launch(loads=True, inside=False)
     assert slices.count == 1
 
 
 def test_a_load_that_fails_leaves_its_slice(slices: Slices) -> None:
     def load() -> None:
-        with loading_in_slices(slices):
+        with loading_in_slices(slices, finish=slices.finish):
             triton.knobs.runtime.kernel_load_start_hook()
             raise RuntimeError("no image")
 
