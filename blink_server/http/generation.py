@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from blink_server.backend import FinishReason
+from blink_server.backend import FinishReason, Grammar
 from blink_server.errors import BlinkError, EngineFailure, Overloaded, Unavailable
 from blink_server.http.choice import Choice, Delta
 from blink_server.http.errors import TimeExceeded
@@ -20,9 +20,11 @@ from blink_server.http.metrics import Metrics
 from blink_server.http.models import Lease, ModelDirectory
 from blink_server.http.prepare import (
     AnyRequest,
+    answer_constraint,
     echoed_prompts,
     encode_prompts,
     generate_request,
+    shown_special_tokens,
 )
 from blink_server.http.settings import ServerSettings
 from blink_server.http.wire import Used
@@ -55,6 +57,7 @@ class Generation:
         self._expired = False
         self._cut_short: dict[int, BlinkError] = {}  # choices whose endpoint is going, by index
         self._encoded: dict[str, list[list[int]]] = {}
+        self._grammars: dict[str, Grammar | None] = {}
         self._pumps: list[asyncio.Task[None]] = []
         self.choices: list[Choice] = []
         self.echoes: list[str] = []  # the text that each choice begins with
@@ -102,6 +105,18 @@ class Generation:
             )
         return self._encoded[key]
 
+    async def _grammar(self, lease: Lease) -> Grammar | None:
+        key, text = lease.entry.version.key, lease.entry.text
+        assert text is not None
+        if key not in self._grammars:
+            grammar = None
+            if (constraint := answer_constraint(self._request, text)) is not None:
+                grammar = await self._directory.grammars.grammar(
+                    constraint, text.tokenizer, shown_special_tokens(self._request, text)
+                )
+            self._grammars[key] = grammar
+        return self._grammars[key]
+
     async def _submit(self, choice: Choice, lease: Lease) -> None:
         """Give `choice` a slot on the endpoint of `lease`, or on one that follows it."""
         while True:
@@ -123,6 +138,7 @@ class Generation:
             lease.session.limits,
             prompt_ids=prompt_ids,
             number=choice.number,
+            grammar=await self._grammar(lease),
             request_id=f"{self._request_id}-{choice.index}",
         )
         submitted_ns = time.monotonic_ns()

@@ -15,6 +15,7 @@ from blink_server.errors import BlinkError, Unavailable, UnknownModel
 from blink_server.http.model_entry import ModelEntry, ServerState, why_not_ready
 from blink_server.messages import EndpointKey
 from blink_server.repository.names import parse_version
+from blink_server.text.grammar.compiler import GrammarCompiler
 
 
 class Lease:
@@ -65,7 +66,9 @@ class Lease:
 class ModelDirectory:
     """Lookups by "name" (its highest READY version) or "name:3", and leases on what was found."""
 
-    def __init__(self) -> None:
+    def __init__(self, grammars: GrammarCompiler | None = None) -> None:
+        self.grammars = grammars or GrammarCompiler()
+        """Compiles what requests demand of their answers."""
         self._all: list[ModelEntry] = []
         self._models: dict[str, dict[int, ModelEntry]] = {}
         self._names: dict[str, str] = {}

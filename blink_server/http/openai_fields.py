@@ -11,6 +11,7 @@ from typing import Any
 
 from blink_server.errors import InvalidRequest
 from blink_server.http import fields
+from blink_server.http.constraints import CONSTRAINTS
 from blink_server.http.fields import (
     Check,
     Table,
@@ -179,19 +180,14 @@ _COMMON: dict[str, Check] = {
     "add_special_tokens": boolean,
     "priority": integer(0, 2**31 - 1),
     "user": string,
+    **CONSTRAINTS,
     # Known fields that would change the answer: served at their neutral value only.
-    "response_format": only({"type": "text"}),
     "best_of": only(1),
     "use_beam_search": only(False),
     "spaces_between_special_tokens": only(True),
     "return_tokens_as_token_ids": only(False),
     "return_token_ids": only(False),
     "prompt_logprobs": only(),
-    "structured_outputs": only(),
-    "guided_json": only(),
-    "guided_regex": only(),
-    "guided_choice": only(),
-    "guided_grammar": only(),
     "truncate_prompt_tokens": only(),
 }
 

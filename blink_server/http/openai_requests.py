@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from blink_server.errors import InvalidRequest
+from blink_server.http.constraints import constraint_of
 from blink_server.http.fields import refuse
 from blink_server.http.openai_fields import SAMPLING, Prompt, chat_table, completion_table
 from blink_server.http.tool_fields import ToolUse, tool_use
+from blink_server.text.grammar.constraint import Constraint
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 MAX_CHOICES = 256
@@ -20,7 +22,7 @@ class TextRequest:
     """A validated request for text. `sampling` holds only the sampling fields that were given.
 
     `max_tokens` None: as many as the context allows. `logprobs` None: none wanted; otherwise the
-    number of best tokens to tell beside the chosen one.
+    number of best tokens to tell beside the chosen one. `constraint`: what each answer must be.
     """
 
     model: str
@@ -40,6 +42,7 @@ class TextRequest:
     add_special_tokens: bool
     priority: int
     user: str | None
+    constraint: Constraint | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,4 +144,5 @@ def _common(
         "add_special_tokens": add_special_tokens,
         "priority": values.get("priority", 0),
         "user": values.get("user"),
+        "constraint": constraint_of(values),
     }

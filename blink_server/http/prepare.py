@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from blink_server.backend import GenerateRequest, SamplingParams, SessionLimits
+from blink_server.backend import GenerateRequest, Grammar, SamplingParams, SessionLimits
 from blink_server.errors import InvalidRequest
 from blink_server.http.model_entry import ModelEntry
 from blink_server.http.openai_fields import Prompt
 from blink_server.http.openai_requests import ChatRequest, CompletionRequest
+from blink_server.http.text_parts import TextParts
+from blink_server.http.tool_constraints import constrained_calls
+from blink_server.text.grammar.constraint import Constraint
 
 LONG_TEXT = 8192  # characters; from here on encoding (about 1 MB/s) would hold up other streams
 LONGEST_TEXT = 1 << 20  # bytes; what is encoded where no context bounds it
@@ -161,6 +164,19 @@ def echoed_prompts(request: AnyRequest, entry: ModelEntry) -> list[str] | None:
     ]
 
 
+def answer_constraint(request: AnyRequest, text: TextParts) -> Constraint | None:
+    """What the text of each answer must be; of one that may call tools, its calls too."""
+    if not isinstance(request, ChatRequest) or request.tool_use is None or text.tool_format is None:
+        return request.constraint
+    return constrained_calls(request.tool_use, text.tool_format, request.constraint)
+
+
+def shown_special_tokens(request: AnyRequest, text: TextParts) -> Collection[str]:
+    """Names of special tokens that an answer's text has: those that mark its calls."""
+    calls = isinstance(request, ChatRequest) and request.tool_use is not None
+    return text.tool_format.special_tokens if calls and text.tool_format is not None else ()
+
+
 def generate_request(
     request: AnyRequest,
     entry: ModelEntry,
@@ -169,6 +185,7 @@ def generate_request(
     prompt_ids: Sequence[int],
     number: int,
     request_id: str,
+    grammar: Grammar | None = None,
 ) -> GenerateRequest:
     """The record for choice `number` (from 0) of one prompt.
 
@@ -187,6 +204,7 @@ def generate_request(
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
         priority=request.priority,
+        grammar=grammar,
         request_id=request_id,
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blink_server.errors import InvalidRequest
+from blink_server.http.constraints import JSON_SCHEMA_FIELDS
 from blink_server.http.content import text_of, text_schema
 from blink_server.http.fields import (
     Check,
@@ -125,7 +126,11 @@ _TOOL_CHOICE = Check(
     lambda value, path: (_NAMED_CHOICE if isinstance(value, dict) else _CHOICE_WORD)(value, path),
     {"anyOf": [_CHOICE_WORD.schema, _NAMED_CHOICE.schema]},
 )
-_TEXT = Table({"format": only({"type": "text"}), "verbosity": only()})
+_FORMAT = Table(
+    {"type": one_of("text", "json_object", "json_schema"), **JSON_SCHEMA_FIELDS},
+    required=("type",),
+)
+_TEXT = Table({"format": object_of(_FORMAT), "verbosity": only()})
 
 RESPONSES = Table(
     {
@@ -182,9 +187,19 @@ def parse_responses(body: Mapping[str, Any]) -> ResponsesRequest:
     elif choice is not None:
         chat["tool_choice"] = choice
     chat["max_completion_tokens"] = values.get("max_output_tokens")
+    text_format = values.get("text", {}).get("format", {"type": "text"})
+    chat["response_format"] = _response_format(text_format)
     for name in ("temperature", "top_p", "stream", "parallel_tool_calls", "user"):
         chat[name] = values.get(name)
     return ResponsesRequest(parse_chat(chat, max_n=1), _repeated(values))
+
+
+def _response_format(text_format: Mapping[str, Any]) -> dict[str, Any]:
+    """What chat completions call it: there the schema is one level down."""
+    described = {name: value for name, value in text_format.items() if name != "type"}
+    if text_format["type"] != "json_schema":
+        return {"type": text_format["type"]}
+    return {"type": "json_schema", "json_schema": described}
 
 
 def _repeated(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,7 +211,7 @@ def _repeated(values: Mapping[str, Any]) -> dict[str, Any]:
         "previous_response_id": None,
         "store": False,
         "temperature": values.get("temperature"),
-        "text": {"format": {"type": "text"}},
+        "text": {"format": values.get("text", {}).get("format", {"type": "text"})},
         "tool_choice": values.get("tool_choice", "auto"),
         "tools": [
             {"description": None, "parameters": None, "strict": False, **tool}

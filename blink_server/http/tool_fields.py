@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from blink_server.errors import InvalidRequest
-from blink_server.http.fields import Check, Table, mapping, object_of, one_of, only, refuse, string
+from blink_server.http.fields import (
+    Check,
+    Table,
+    boolean,
+    mapping,
+    object_of,
+    one_of,
+    refuse,
+    string,
+)
 
 MAX_TOOLS = 128
 _NAME_PATTERN = "^[a-zA-Z0-9_.-]{1,64}$"
@@ -48,8 +57,7 @@ FUNCTION = Table(
         "name": tool_name,
         "description": string,
         "parameters": mapping,
-        # A schema that holds without fail needs the constraint of structured outputs.
-        "strict": only(False),
+        "strict": boolean,
     },
     required=("name",),
 )

@@ -111,6 +111,19 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"model": 5}, "model"),
     ({"model": 3}, "model"),
     ({"temprature": 1}, "temprature"),
+    ({"response_format": {}}, "response_format.type"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+        "response_format.json_schema.name",
+    ),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": {"multipleOf": 3}}, "guided_json"),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
 ]
 
 
@@ -126,14 +139,11 @@ async def test_wrong_fields_are_named(worker: Any, fields: dict[str, Any], param
 
 UNSUPPORTED: list[dict[str, Any]] = [
     {"functions": [{"name": "f"}]},
-    {"response_format": {"type": "json_object"}},
-    {"response_format": {"type": "json_schema"}},
-    {"response_format": {}},
     {"modalities": ["text", "audio"]},
     {"prediction": {"type": "content", "content": "x"}},
     {"reasoning_effort": "high"},
     {"continue_final_message": True},
-    {"guided_regex": "a+"},
+    {"guided_grammar": "root ::= x"},
     {"best_of": 2},
 ]
 

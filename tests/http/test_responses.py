@@ -105,7 +105,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "judge", "content": "x"}]}, "input[0].role"),
     ({"input": [{"type": "reasoning"}]}, "input[0].type"),
     ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0].name"),
-    ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"max_output_tokens": 0}, "max_output_tokens"),

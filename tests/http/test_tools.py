@@ -205,7 +205,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1].function.name"),
     ({"tools": "f"}, "tools"),
     (
-        {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]},
         "tools[0].function.strict",
     ),
     ({"tool_choice": "required"}, "tool_choice"),

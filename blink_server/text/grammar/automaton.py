@@ -16,20 +16,13 @@ class Automaton:
     """State 0 is the first; every state is reachable, and can reach one where a text may end.
 
     class_of: uint8 [256], bytes that are alike. next: int32 [states, classes], -1 where the byte
-    is refused. accepting: uint8 [states], 1 where a text may end.
+    is refused. accepting: uint8 [states], 1 where a text may end. digest: equal for equal automata.
     """
 
     class_of: npt.NDArray[np.uint8]
     next: npt.NDArray[np.int32]
     accepting: npt.NDArray[np.uint8]
-
-    @property
-    def digest(self) -> str:
-        """Equal for equal automata."""
-        content = hashlib.sha256(str(self.next.shape).encode())
-        for array in (self.class_of, self.next, self.accepting):
-            content.update(array.tobytes())
-        return content.hexdigest()
+    digest: str
 
     def accepts(self, data: bytes) -> bool:
         """Whether these bytes are one of its texts."""
@@ -121,4 +114,7 @@ def _trimmed(
     for place, state in enumerate(kept.tolist()):
         for byte_class, target in rows[state].items():
             following[place, byte_class] = number[target]
-    return Automaton(class_of, following, accepting[kept])
+    content = hashlib.sha256(str(following.shape).encode())
+    for array in (class_of, following, accepting[kept]):
+        content.update(array.tobytes())
+    return Automaton(class_of, following, accepting[kept], content.hexdigest())

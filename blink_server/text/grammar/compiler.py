@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import sys
+import weakref
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import Any
 
+import numpy as np
+
+from blink_server.backend import Grammar, TokenBytes
 from blink_server.errors import InvalidRequest, Overloaded
 from blink_server.text.grammar.automaton import Automaton
 from blink_server.text.grammar.constraint import Constraint
-from blink_server.text.grammar.process import LENGTH, pack, payload_bytes, unpack_automaton
+from blink_server.text.grammar.frames import LENGTH, pack, payload_bytes, unpack_automaton
 from blink_server.text.grammar.refusal import GrammarRefused
+from blink_server.text.tokenizers import Tokenizer
 
 _GRACE_SECONDS = 0.25  # for the process to say itself that its time is over
 _START_SECONDS = 30.0
 _MOST_WAITING = 64
+_LONGEST = 1 << 20  # characters of a spec
 _CACHE_BYTES = 64 << 20
 _MEMORY_BYTES = 1 << 30
 
@@ -35,7 +43,32 @@ class GrammarCompiler:
         self._known_bytes = 0
         self._running: dict[str, asyncio.Task[_Outcome]] = {}
         self._turn = asyncio.Lock()
+        self._tokens: weakref.WeakKeyDictionary[Tokenizer, dict[frozenset[str], TokenBytes]]
+        self._tokens = weakref.WeakKeyDictionary()
         self._process: asyncio.subprocess.Process | None = None
+
+    async def grammar(
+        self, constraint: Constraint, tokenizer: Tokenizer, shown: Collection[str] = ()
+    ) -> Grammar:
+        """The constraint for a model with this tokenizer. Raises as `compile` does.
+
+        Special tokens are no part of a text, but for those named in `shown`.
+        """
+        automaton = await self.compile(constraint)
+        known = self._tokens.setdefault(tokenizer, {})
+        key = frozenset(shown)
+        tokens = known.get(key)
+        if tokens is None:
+            tokens = await asyncio.to_thread(_token_bytes, tokenizer, key)
+            tokens = known.setdefault(key, tokens)
+        return Grammar(
+            automaton.class_of,
+            automaton.next,
+            automaton.accepting,
+            f"{automaton.digest}-{tokens.digest}",
+            tokens,
+            constraint.param,
+        )
 
     async def compile(self, constraint: Constraint) -> Automaton:
         """The constraint's automaton. Equal ones are compiled once, also at the same time.
@@ -43,6 +76,10 @@ class GrammarCompiler:
         Raises `InvalidRequest` naming what cannot be compiled, `Overloaded` where too many wait.
         """
         key = constraint.key
+        if len(key) > _LONGEST:
+            raise InvalidRequest(
+                f"{constraint.param} is longer than {_LONGEST >> 20} MiB", param=constraint.param
+            )
         outcome = self._known.get(key)
         if outcome is None:
             task = self._running.get(key)
@@ -142,6 +179,15 @@ async def _read_header(stream: asyncio.StreamReader) -> dict[str, Any]:
 async def _outcome(answer: dict[str, Any], stream: asyncio.StreamReader) -> _Outcome:
     if "refused" in answer:
         return GrammarRefused(**answer["refused"])
-    states, classes = answer["states"], answer["classes"]
-    payload = await stream.readexactly(payload_bytes(states, classes))
-    return unpack_automaton(states, classes, payload)
+    return unpack_automaton(answer, await stream.readexactly(payload_bytes(answer)))
+
+
+def _token_bytes(tokenizer: Tokenizer, shown: frozenset[str]) -> TokenBytes:
+    size, special = tokenizer.vocabulary_size, tokenizer.special_ids
+    hidden = {token for token in special if tokenizer.token_text(token) not in shown}
+    pieces = [b"" if i in hidden else tokenizer.token_bytes(i) for i in range(size)]
+    offsets = np.zeros(size + 1, np.uint64)
+    np.cumsum([len(piece) for piece in pieces], out=offsets[1:])
+    data = b"".join(pieces)
+    digest = hashlib.sha256(offsets.tobytes() + data).hexdigest()
+    return TokenBytes(np.frombuffer(data, np.uint8), offsets, digest)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
 
 from blink_server.text.grammar.json_text import JsonText
 from blink_server.text.grammar.json_types import TypedValues
@@ -24,6 +25,7 @@ from blink_server.text.grammar.schema_parts import (
     are_disjoint,
     check_keywords,
     conjunction,
+    joined,
     resolve,
     short,
     types_of,
@@ -45,16 +47,34 @@ class JsonSchema:
         self._types = TypedValues(nfa, self._value)
         self._root = root
         self._path = path
+        self._referred: dict[str, Any] = {}
         self._deepest = deepest
 
     def document(self, start: int) -> int:
         """A whole value. Raises `GrammarRefused`."""
+        self._check(self._root, self._path)
         end = self._value(self._root, start, Place(self._path))
         if end is None:
             raise GrammarRefused(
                 self._path, f"has no value within {self._deepest} levels of nesting"
             )
         return end
+
+    def _check(self, schema: Any, path: str) -> None:
+        """Once the types of all keywords are right, nothing below has to look at them again."""
+        self._nfa.where = path
+        try:
+            Draft202012Validator.check_schema(schema)
+        except SchemaError as error:
+            where = joined(path, *error.absolute_path)
+            raise GrammarRefused(where, f"is no JSON Schema: {short(error.message)}") from None
+
+    def _resolve(self, reference: str, path: str) -> Any:
+        """What a reference means, a schema wherever in the root it may lie."""
+        if reference not in self._referred:
+            self._referred[reference] = found = resolve(self._root, reference, path)
+            self._check(found, path)
+        return self._referred[reference]
 
     def _value(self, schema: Any, start: int, place: Place) -> int | None:
         """None where no value is small enough, or none at all exists."""
@@ -103,7 +123,7 @@ class JsonSchema:
         return None if all(branch_end is None for branch_end in ends) else end
 
     def _ref(self, reference: Any, rest: Schema, start: int, place: Place) -> int | None:
-        found = resolve(self._root, reference, place.path)
+        found = self._resolve(reference, place.path)
         if place.depth >= self._deepest and place.has_opened(reference):
             return None
         place = place.opened(reference)
@@ -118,7 +138,7 @@ class JsonSchema:
             while isinstance(part, dict) and "$ref" in part:
                 place = place.opened(part["$ref"])
                 inner = {key: value for key, value in part.items() if key != "$ref"}
-                found = resolve(self._root, part["$ref"], where.path)
+                found = self._resolve(part["$ref"], where.path)
                 part = (
                     found
                     if not isinstance(found, dict)
@@ -155,7 +175,7 @@ class JsonSchema:
 
     def _resolved(self, part: Any, place: Place) -> Any:
         plain = isinstance(part, dict) and part.keys() - ANNOTATIONS == {"$ref"}
-        return resolve(self._root, part["$ref"], place.path) if plain else part
+        return self._resolve(part["$ref"], place.path) if plain else part
 
     def _enum(self, values: Any, schema: Schema, start: int, place: Place) -> int | None:
         checked = {k: v for k, v in schema.items() if k not in ANNOTATIONS and k not in GENERAL}

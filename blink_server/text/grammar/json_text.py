@@ -39,12 +39,11 @@ class JsonText:
 
     def literal(self, start: int, value: Any) -> int:
         """One value, as `json.dumps` writes it."""
-        return self.nfa.text(start, json.dumps(value, ensure_ascii=False).encode())
+        return self.nfa.text(start, _written(value))
 
     def literals(self, start: int, values: Iterable[Any]) -> int:
         """One of these values."""
-        texts = (json.dumps(value, ensure_ascii=False).encode() for value in values)
-        return self.nfa.texts(start, texts)
+        return self.nfa.texts(start, map(_written, values))
 
     def string(self, start: int, least: int = 0, most: int | None = None) -> int:
         """A string of `least` to `most` characters (code points)."""
@@ -207,3 +206,7 @@ class JsonText:
     def any_object(self, start: int, depth: int) -> int:
         """Any object, itself counted in `depth`."""
         return self.map(start, self.string, lambda at: self.value(at, depth - 1), 0, None)
+
+
+def _written(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()

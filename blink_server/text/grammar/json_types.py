@@ -86,8 +86,6 @@ class TypedValues:
     def _object(self, schema: Schema, start: int, place: Place) -> int | None:
         path, properties = place.path, schema.get("properties", {})
         required, others = schema.get("required", []), schema.get("additionalProperties", True)
-        if not isinstance(properties, dict) or not isinstance(required, list):
-            raise GrammarRefused(path, "properties must be an object, and required a list")
         patterns = schema.get("patternProperties") or {}
         unnamed = [name for name in required if name not in properties]
         if not properties and not unnamed:
@@ -107,7 +105,7 @@ class TypedValues:
                 members.append(Member(name, value, name in required))
             elif name in required:
                 return None
-        least, most = self._counts(schema, "Properties", path)
+        least, most = self._counts(schema, "Properties")
         sure = sum(member.required for member in members)
         if least > sure or (most is not None and most < len(members)):
             name = "minProperties" if least > sure else "maxProperties"
@@ -118,10 +116,10 @@ class TypedValues:
         self, schema: Schema, patterns: Any, others: Any, start: int, place: Place
     ) -> int | None:
         path, key = place.path, self._json.string
-        least, most = self._counts(schema, "Properties", path)
+        least, most = self._counts(schema, "Properties")
         names = schema.get("propertyNames", True)
         if patterns:
-            if not isinstance(patterns, dict) or len(patterns) > 1 or names is not True:
+            if len(patterns) > 1 or names is not True:
                 raise GrammarRefused(joined(path, "patternProperties"), "must be one pattern alone")
             [(source, others)] = patterns.items()
             at = joined(path, "patternProperties", source)
@@ -143,14 +141,10 @@ class TypedValues:
 
     def _array(self, schema: Schema, start: int, place: Place) -> int | None:
         path = place.path
-        least, most = self._counts(schema, "Items", path)
+        least, most = self._counts(schema, "Items")
         if schema.get("uniqueItems") and (most is None or most > 1):
             raise GrammarRefused(joined(path, "uniqueItems"), "is not supported")
         prefix, items = schema.get("prefixItems", []), schema.get("items", True)
-        if isinstance(items, list):
-            prefix, items = items, schema.get("additionalItems", True)
-        if not isinstance(prefix, list):
-            raise GrammarRefused(joined(path, "prefixItems"), "must be a list")
         first = [self._piece(part, place.within("prefixItems", n)) for n, part in enumerate(prefix)]
         whole = first if most is None else first[:most]
         possible = [piece for piece in whole if piece is not None]
@@ -165,12 +159,12 @@ class TypedValues:
             return self._json.array(start, possible, item, more, None)
         return self._json.array(start, possible, item, more, most - len(possible))
 
-    def _counts(self, schema: Schema, what: str, path: str) -> tuple[int, int | None]:
-        return count(schema, f"min{what}", path, 0) or 0, count(schema, f"max{what}", path, None)
+    def _counts(self, schema: Schema, what: str) -> tuple[int, int | None]:
+        return count(schema, f"min{what}", 0) or 0, count(schema, f"max{what}", None)
 
     def _string(self, schema: Schema, start: int, place: Place) -> int | None:
         path = place.path
-        least, most = self._counts(schema, "Length", path)
+        least, most = self._counts(schema, "Length")
         source, form = schema.get("pattern"), schema.get("format")
         held = FORMATS.get(form) if isinstance(form, str) else None
         if source is None and held is None:
@@ -217,13 +211,8 @@ def _bound(
 ) -> tuple[int | None, bool]:
     """(the bound, whether it is itself excluded)."""
     given = {key: schema[key] for key in (name, exclusive) if key in schema}
-    if isinstance(given.get(exclusive), bool):  # of draft 4
-        excluded = given.pop(exclusive)
-        if excluded and name in given:
-            given[exclusive] = given.pop(name)
     for key, value in given.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or value != value or abs(value) > 10**15 or value != int(value):
+        if abs(value) > 10**15 or value != int(value):
             raise GrammarRefused(joined(path, key), f"{short(value)} is no whole number below 1e15")
     if not given:
         return None, False

@@ -4,7 +4,7 @@ Frames on standard input and output: a length of 4 bytes, then JSON. In: a const
 {"ready": true} once, {"at": path} before a part that may be slow, then one of
 
     {"refused": {"path": ..., "reason": ...}}
-    {"states": n, "classes": n}, followed by the arrays of the automaton
+    {"states": n, "classes": n, "digest": "..."}, followed by the arrays of the automaton
 
 It is given its time in seconds and its memory in bytes as arguments. Where Python can notice that
 the time is over, it says what took it; else the one who waits for the answer ends the process.
@@ -15,44 +15,18 @@ from __future__ import annotations
 import json
 import resource
 import signal
-import struct
 import sys
 from types import FrameType
 from typing import Any, BinaryIO
 
-import numpy as np
-
-from blink_server.text.grammar.automaton import Automaton
-from blink_server.text.grammar.constraint import compile_spec
+from blink_server.text.grammar.frames import LENGTH, pack, pack_automaton
 from blink_server.text.grammar.nfa import Nfa
 from blink_server.text.grammar.refusal import GrammarRefused
-
-LENGTH = struct.Struct("<I")
+from blink_server.text.grammar.specs import compile_spec
 
 
 class _TimeIsOver(Exception):
     pass
-
-
-def pack(header: Any) -> bytes:
-    """A frame."""
-    data = json.dumps(header).encode()
-    return LENGTH.pack(len(data)) + data
-
-
-def payload_bytes(states: int, classes: int) -> int:
-    """Bytes of an automaton's arrays."""
-    return 256 + states * (4 * classes + 1)
-
-
-def unpack_automaton(states: int, classes: int, payload: bytes) -> Automaton:
-    """An automaton from its arrays, one after another."""
-    table = np.frombuffer(payload, np.int32, states * classes, offset=256)
-    return Automaton(
-        np.frombuffer(payload, np.uint8, 256),
-        table.reshape(states, classes),
-        np.frombuffer(payload, np.uint8, states, offset=256 + table.nbytes),
-    )
 
 
 class _ReportingNfa(Nfa):
@@ -77,13 +51,13 @@ def _answer(spec: Any, output: BinaryIO, seconds: float) -> bytes:
     except _TimeIsOver:
         reason = f"takes more than {seconds * 1000:.0f} ms to compile"
         return pack({"refused": {"path": nfa.where, "reason": reason}})
+    except ValueError as error:  # a text that is not Unicode, a number that is not JSON
+        return pack({"refused": {"path": nfa.where, "reason": str(error)}})
     except (MemoryError, RecursionError):
         return pack({"refused": {"path": nfa.where, "reason": "is too large to compile"}})
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    states, classes = automaton.next.shape
-    arrays = (automaton.class_of, automaton.next, automaton.accepting)
-    return pack({"states": states, "classes": classes}) + b"".join(a.tobytes() for a in arrays)
+    return pack_automaton(automaton)
 
 
 def serve(source: BinaryIO, output: BinaryIO, seconds: float) -> None:

@@ -6,8 +6,23 @@ import json
 from collections.abc import Collection
 from enum import Enum, auto
 
+from blink_server.text.grammar.constraint import (
+    OPTIONAL_SPACE,
+    Spec,
+    any_of,
+    repeat,
+    sequence,
+    text,
+)
 from blink_server.text.tools.json_call import JsonCall
-from blink_server.text.tools.parser import CallDelta, Content, Parsed, random_id, split_partial
+from blink_server.text.tools.parser import (
+    CallDelta,
+    CallShape,
+    Content,
+    Parsed,
+    random_id,
+    split_partial,
+)
 
 _BETWEEN = " \t\r\n,;[]}"
 """What may stand between calls; models close a bracket too much now and then."""
@@ -151,6 +166,27 @@ class JsonCalls:
         self._raw, self._begun, self._at = "", False, _At.CONTENT
 
 
+def _rest_of_call(shape: CallShape, key: str) -> Spec:
+    """What follows `{"name": "`: a name, the arguments, the object's end."""
+    calls = [
+        sequence(text(_named(tool.name, key)), OPTIONAL_SPACE, tool.arguments, text("}"))
+        for tool in shape.tools
+    ]
+    return any_of(*calls)
+
+
+def _after_opening(name: str | None, shape: CallShape, key: str) -> Spec:
+    """The rest of the first call, whose name is in the opening where it was demanded."""
+    if name is None:
+        return _rest_of_call(shape, key)
+    [arguments] = [tool.arguments for tool in shape.tools if tool.name == name]
+    return sequence(OPTIONAL_SPACE, arguments, text("}"))
+
+
+def _content_before(marker: str, calls: Spec) -> Spec:
+    return sequence({"type": "not_containing", "text": marker}, repeat(calls, most=1))
+
+
 class Hermes:
     """`<tool_call>{"name": ..., "arguments": ...}</tool_call>`: Hermes 2 and 3, Qwen 2.5 and 3."""
 
@@ -162,6 +198,15 @@ class Hermes:
 
     def opening(self, name: str | None) -> str:
         return '<tool_call>\n{"name": "' + _named(name, "arguments")
+
+    def after_opening(self, name: str | None, shape: CallShape) -> Spec:
+        close = text("\n</tool_call>")
+        again = sequence(text("\n" + self.opening(None)), _rest_of_call(shape, "arguments"), close)
+        first = sequence(_after_opening(name, shape, "arguments"), close)
+        return sequence(first, repeat(again)) if shape.parallel and name is None else first
+
+    def content_then(self, calls: Spec) -> Spec:
+        return _content_before("<tool_call>", calls)
 
     def parser(self, names: Collection[str]) -> JsonCalls:
         return JsonCalls("<tool_call>", "</tool_call>")
@@ -181,6 +226,16 @@ class Llama3Json:
     def opening(self, name: str | None) -> str:
         return '{"name": "' + _named(name, "parameters")
 
+    def after_opening(self, name: str | None, shape: CallShape) -> Spec:
+        again = sequence(text("; " + self.opening(None)), _rest_of_call(shape, "parameters"))
+        first = _after_opening(name, shape, "parameters")
+        return sequence(first, repeat(again)) if shape.parallel and name is None else first
+
+    def content_then(self, calls: Spec) -> Spec:
+        # A brace at the start is a call's.
+        content: Spec = {"type": "regex", "source": r"(?s:[^{\s<].*)?"}
+        return any_of(content, calls)
+
     def parser(self, names: Collection[str]) -> JsonCalls:
         return JsonCalls("<|python_tag|>", bare=True, names=names)
 
@@ -198,6 +253,15 @@ class Mistral:
 
     def opening(self, name: str | None) -> str:
         return '[TOOL_CALLS][{"name": "' + _named(name, "arguments")
+
+    def after_opening(self, name: str | None, shape: CallShape) -> Spec:
+        again = sequence(text(', {"name": "'), _rest_of_call(shape, "arguments"))
+        first = _after_opening(name, shape, "arguments")
+        several = shape.parallel and name is None
+        return sequence(first, repeat(again) if several else text(""), text("]"))
+
+    def content_then(self, calls: Spec) -> Spec:
+        return _content_before("[TOOL_CALLS]", calls)
 
     def parser(self, names: Collection[str]) -> JsonCalls:
         return JsonCalls("[TOOL_CALLS]")

@@ -6,7 +6,9 @@ import secrets
 import string
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from blink_server.text.grammar.constraint import Spec
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 
@@ -71,6 +73,33 @@ class ToolFormat(Protocol):
 
     def call_id(self) -> str:
         """A fresh id for a call."""
+        ...
+
+
+class ToolShape(NamedTuple):
+    """A tool's name, and the spec of its arguments as JSON."""
+
+    name: str
+    arguments: Spec
+
+
+class CallShape(NamedTuple):
+    """What an answer may call, and whether several times."""
+
+    tools: tuple[ToolShape, ...]
+    parallel: bool
+
+
+@runtime_checkable
+class ConstrainedFormat(ToolFormat, Protocol):
+    """A format whose calls can be demanded of a model, by a spec of their text."""
+
+    def after_opening(self, name: str | None, shape: CallShape) -> Spec:
+        """What may follow `opening(name)`: the rest of that call, and further calls."""
+        ...
+
+    def content_then(self, calls: Spec) -> Spec:
+        """Any content, and then perhaps `calls`, which begin with an opening."""
         ...
 
 

@@ -66,9 +66,9 @@ class GrammarTable {
         const auto& s = *reinterpret_cast<const GrammarState*>(words_ + kHeaderWords + state * kStateWords);
         if (!fits(s.row, kRowWords)) return nothing;
         const uint32_t mask = words_[s.row], bytes = words_[s.row + 1], count = words_[s.row + 2];
-        if (count > vocabulary_size_ || !fits(mask, (vocabulary_size_ + 31) / 32)) return nothing;
-        if (!fits(bytes, (vocabulary_size_ + 3) / 4)) return nothing;
-        if (!fits(s.row + static_cast<uint64_t>(kRowWords), 2ull * count)) return nothing;
+        if (mask != 0 && !fits(mask, (vocabulary_size_ + 31) / 32)) return nothing;
+        if (bytes != 0 && !fits(bytes, (vocabulary_size_ + 3) / 4)) return nothing;
+        if (count > vocabulary_size_ || !fits(s.row + 0ull + kRowWords, 2ull * count)) return nothing;
         return {mask, bytes, count, words_ + s.row + kRowWords, s.targets, s.accepting != 0};
     }
 
