@@ -12,6 +12,7 @@ import pytest
 from blink_persistent import _native
 from blink_persistent.gpu.driver import Gpu
 from blink_persistent.gpu.engine_buffers import EngineLimits, allocate_engine
+from blink_persistent.gpu.structs import SamplingRow
 from blink_persistent.graph_grid import DECODE, PREFILL, default_grid
 from blink_persistent.samplers.default_cuda import DeviceSampler
 from blink_persistent.testing.scripted_shape import ScriptedShape
@@ -19,20 +20,9 @@ from blink_persistent.testing.scripted_shape import ScriptedShape
 pytestmark = pytest.mark.gpu
 
 ROWS, VOCABULARY, TOP = 16, 20011, _native.MAX_TOP_LOGPROBS
-POINTERS = ("seed", "prompt", "output", "bias", "stop")
-COUNTS = ("prompt_length", "output_length", "bias_count", "stop_count", "position", "logprobs")
 FACTORS = ("temperature", "top_p", "min_p")
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-SAMPLING_ROW = np.dtype(
-    [
-        *((name, "<u8") for name in POINTERS),
-        *((name, "<u4") for name in COUNTS),
-        ("top_k", "<i4"),
-        *((name, "<f4") for name in FACTORS + PENALTIES),
-        ("flags", "<u4"),
-        ("reserved", "<u4", 4),
-    ]
-)
+SAMPLING_ROW = np.dtype(SamplingRow)
 ACTIVE = 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -9,10 +10,9 @@ import numpy as np
 
 from blink_persistent import _native
 from blink_persistent.gpu.driver import Gpu
-from blink_persistent.gpu.structs import EngineTables, PhaseBuffers
+from blink_persistent.gpu.structs import EngineTables, PhaseBuffers, SamplingRow
 from blink_persistent.graph_grid import GraphGrid, decode_lookup, prefill_lookup
 
-SAMPLING_ROW_BYTES = 120  # asserted in provisioned.h
 ALIGNMENT = 256  # of each array, as that of memory allocated for it alone
 
 
@@ -84,7 +84,7 @@ def input_bytes(sequences: int, tokens: int, max_blocks: int) -> dict[str, int]:
     comes last."""
     each = 4 * sequences
     return {
-        "sampling": SAMPLING_ROW_BYTES * sequences,
+        "sampling": ctypes.sizeof(SamplingRow) * sequences,
         "start_positions": each,
         "lengths": each,
         "rows": each,

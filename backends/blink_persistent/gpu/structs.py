@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_int32, c_uint32, c_uint64
+from ctypes import c_float, c_int32, c_uint32, c_uint64
 
 
 class PhaseBuffers(ctypes.Structure):
@@ -28,6 +28,36 @@ class PhaseBuffers(ctypes.Structure):
         ("output_top_logprobs", c_uint64),
         ("completion", c_uint64),
         ("error", c_uint64),
+    ]
+
+
+class SamplingRow(ctypes.Structure):
+    """What the scheduler tells a sampler of a row (provisioned.h); the sampler's own come last."""
+
+    _fields_ = [
+        ("seed", c_uint64),
+        ("prompt", c_uint64),
+        ("output", c_uint64),
+        ("bias", c_uint64),
+        ("stop", c_uint64),
+        ("grammar", c_uint64),
+        ("prompt_length", c_uint32),
+        ("output_length", c_uint32),
+        ("bias_count", c_uint32),
+        ("stop_count", c_uint32),
+        ("position", c_uint32),
+        ("logprobs", c_uint32),
+        ("top_k", c_int32),
+        ("temperature", c_float),
+        ("top_p", c_float),
+        ("min_p", c_float),
+        ("repetition_penalty", c_float),
+        ("presence_penalty", c_float),
+        ("frequency_penalty", c_float),
+        ("flags", c_uint32),
+        ("grammar_words", c_uint32),
+        ("grammar_state", c_uint32),
+        ("grammar_length", c_uint32),
     ]
 
 
@@ -118,6 +148,7 @@ class ScriptedGpu(ctypes.Structure):
 
 SCHEDULER_STRUCTS = (
     PhaseBuffers,
+    SamplingRow,
     GraphKey,
     EngineTables,
     ControlWords,

@@ -27,6 +27,7 @@ from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.step_tensors import KvCache, device_words
 from blink_persistent.gpu.driver import Gpu
 from blink_persistent.gpu.engine_buffers import EngineLimits, allocate_engine
+from blink_persistent.gpu.structs import SamplingRow
 from blink_persistent.graph_grid import DECODE, default_grid
 from blink_persistent.samplers.default_cuda import DeviceSampler
 
@@ -57,17 +58,8 @@ SAMPLED: dict[str, dict[str, Any]] = {
     "top_k 50, top_p 0.95": {"temperature": 1.0, "top_k": 50, "top_p": 0.95},
     "penalties": {"repetition_penalty": 1.1, "prompt_length": 1000},
 }
-FIELDS = {
-    "prompt": (2, np.uint64),
-    "prompt_length": (10, np.uint32),
-    "logprobs": (15, np.uint32),
-    "top_k": (16, np.int32),
-    "temperature": (17, np.float32),
-    "top_p": (18, np.float32),
-    "repetition_penalty": (20, np.float32),
-    "flags": (23, np.uint32),
-}
-SAMPLING_ROW_WORDS, MAX_ROWS = 28, 64
+ACTIVE = 1  # of a sampling row's flags
+MAX_ROWS = 64
 
 
 def microseconds(work: Callable[[], None], calls: int) -> float:
@@ -140,13 +132,11 @@ class Samplers:
         self.sampler = DeviceSampler(gpu, self.tables, logits)
 
     def measure(self, rows: int, name: str) -> dict[str, Any]:
-        plain = {"top_p": 1.0, "repetition_penalty": 1.0, "flags": 1, "prompt": self.prompt}
-        values = np.zeros((rows, SAMPLING_ROW_WORDS), np.uint32)
-        for field, value in (plain | SAMPLED[name]).items():
-            place, kind = FIELDS[field]
-            words = np.array([value], kind).view(np.uint32)
-            values[:, place : place + len(words)] = words
-        values[:, 0] = np.arange(rows)  # seeds
+        values = np.zeros(rows, SamplingRow)
+        values["seed"] = np.arange(rows)
+        values["flags"], values["prompt"] = ACTIVE, self.prompt
+        for field, value in ({"top_p": 1.0, "repetition_penalty": 1.0} | SAMPLED[name]).items():
+            values[field] = value
         self.gpu.put(self.tables.buffers[DECODE].sampling, values)
 
         def sample() -> None:

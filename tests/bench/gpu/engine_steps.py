@@ -27,6 +27,7 @@ import torch
 
 from blink_persistent.engines.cuda.engine import kv_entry_bytes, weight_bytes
 from blink_persistent.engines.cuda.provisioned import CudaProvisioned
+from blink_persistent.gpu.structs import SamplingRow
 from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, GraphKey
 from blink_persistent.testing.cuda_harness import CudaHarness, cuda_version, provision
 from blink_persistent.testing.scripted_request import ScriptedRequest
@@ -37,10 +38,7 @@ ROWS = (1, 16, 64)
 CONTEXT_LENGTH = 2048
 PREFILLS = ((1, 1024), (8, 2048))
 STEPS, RUNS = 50, 5
-SAMPLING_ROW_WORDS = 28
-ACTIVE_WORD, ACTIVE = 23, 1  # of a row's flags
-ONE = 0x3F800000  # 1.0 as bits
-TOP_P_WORD, REPETITION_WORD = 18, 20
+ACTIVE = 1  # of a sampling row's flags
 
 
 def fill_decode(engine: CudaProvisioned, rows: int, context: int) -> None:
@@ -67,9 +65,9 @@ def fill_prefill(engine: CudaProvisioned, sequences: int, tokens: int) -> None:
 
 
 def fill_sampling(engine: CudaProvisioned, phase: int, count: int) -> None:
-    rows = np.zeros((count, SAMPLING_ROW_WORDS), np.uint32)
-    rows[:, ACTIVE_WORD] = ACTIVE
-    rows[:, [TOP_P_WORD, REPETITION_WORD]] = ONE
+    rows = np.zeros(count, SamplingRow)
+    rows["flags"] = ACTIVE
+    rows["top_p"] = rows["repetition_penalty"] = 1.0
     engine.gpu.put(engine.tables.buffers[phase].sampling, rows)
     torch.cuda.synchronize()
 
