@@ -227,11 +227,8 @@ class Search:
                 self.attempt(name, cut)
 
     def run(self) -> None:
-        for tiling in (DecodeTiling(64, 3), DecodeTiling(32, 5)):  # with the library's products
-            for chained in (False, True):
-                us = self.bench.step_us(self.rows, self.bench.kernels({}, tiling, chained=chained))
-                self.note("library step", rows=self.rows, chained=chained, tile=tiling.tile,
-                          us=round(us, 1))  # fmt: skip
+        us = self.bench.step_us(self.rows, self.bench.kernels({}, self.tiling))
+        self.note("library step", rows=self.rows, us=round(us, 1))
         self.products()
         for tiling in TILINGS:
             self.attempt_tiling(tiling)

@@ -197,6 +197,17 @@ def test_more_rows_than_are_streamed_are_the_librarys(streamed: Callable[..., An
     torch.testing.assert_close(out, x @ weight.t())
 
 
+def test_steps_are_chained_where_all_their_products_are_streamed() -> None:
+    one, other = (64, 32), (32, 64)
+    cut = Cut(features=16, step=16)
+    cuts = {(one, 8): cut, (other, 8): cut, (one, 16): cut}
+    room = {"max_rows": 16, "device": "cpu"}
+    chained = Products([one, other], cuts, chained=True, **room)
+    for rows, expected in ((1, True), (8, True), (9, False), (65, False)):
+        assert chained.chain(rows) == {"CHAINED": expected, "launch_pdl": expected}
+    assert not Products([one, other], cuts, chained=False, **room).chain(1)["launch_pdl"]
+
+
 def test_measured_choices_fit_their_shapes() -> None:
     cuts, tilings = measured((9, 0))
     assert cuts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,15 +35,18 @@ class Attention:
         max_rows: int,
         capacity: int,
         processors: int,
-        chained: bool,
+        chain: Callable[[int], dict[str, bool]],
         device: Any,
         tilings: Tilings,
         always: DecodeTiling | None,
     ) -> None:
-        """As `FusedKernels`; `always` is taken instead of what `tilings` says."""
+        """As `FusedKernels`; `always` is taken instead of what `tilings` says.
+
+        `chain`: options of the launches of a step of so many tokens.
+        """
         self._shape, self._processors = architecture, processors
         self._tilings, self._always = tilings, always
-        self._chain = {"CHAINED": chained, "launch_pdl": chained}
+        self._chain = chain
         most = max(
             rows * self._tiling(rows).splits(rows, architecture.kv_heads, capacity, processors)
             for rows in range(1, max_rows + 1)
@@ -88,7 +92,7 @@ class Attention:
             TILE=min(block_size, tiling.tile),
             num_warps=tiling.warps,
             num_stages=tiling.stages,
-            **self._chain,
+            **self._chain(rows),
         )
         if splits == 1:
             return
@@ -101,7 +105,7 @@ class Attention:
             SPLIT_TILE=triton.next_power_of_2(splits),
             DIM_TILE=dim_tile,
             num_warps=2,
-            **self._chain,
+            **self._chain(rows),
         )
 
     def prefill_attention(
@@ -138,7 +142,7 @@ class Attention:
             TILE=min(block_size, PREFILL_TILE),
             num_warps=8 if query_tile == QUERY_TILE else 4,
             num_stages=2,
-            **self._chain,
+            **self._chain(tokens),
         )
 
     def _tiling(self, rows: int) -> DecodeTiling:

@@ -39,7 +39,8 @@ class FusedKernels(Products, Attention):
     ) -> None:
         """For up to `max_rows` rows with block tables of `capacity` entries.
 
-        `chained`: launch each kernel while the one before it ends, which needs a Hopper GPU.
+        `chained`: where products are streamed, launch each kernel while the one before it ends,
+        which needs a Hopper GPU.
         `decode` and `cuts`: how attention and products are cut; by default what was measured on
         such a device.
         """
@@ -59,7 +60,7 @@ class FusedKernels(Products, Attention):
             max_rows=max_rows,
             capacity=capacity,
             processors=processors,
-            chained=chained,
+            chain=self.chain,
             device=device,
             tilings=tilings,
             always=decode,
@@ -77,7 +78,7 @@ class FusedKernels(Products, Attention):
         rows, max_blocks = block_tables.shape
         located.locate_decode[(triton.cdiv(rows, LOCATE_TILE),)](
             start_positions, lengths, block_tables, positions, entries, rows, max_blocks,
-            BLOCK_SIZE=block_size, TILE=LOCATE_TILE, **self._chain,
+            BLOCK_SIZE=block_size, TILE=LOCATE_TILE, **self.chain(rows),
         )  # fmt: skip
 
     def locate_prefill(
@@ -93,7 +94,8 @@ class FusedKernels(Products, Attention):
         tokens, (sequences, max_blocks) = len(positions), block_tables.shape
         located.locate_prefill[(triton.cdiv(tokens, LOCATE_TILE),)](
             start_positions, cu_seqlens, block_tables, positions, entries, last,
-            tokens, sequences, max_blocks, BLOCK_SIZE=block_size, TILE=LOCATE_TILE, **self._chain,
+            tokens, sequences, max_blocks,
+            BLOCK_SIZE=block_size, TILE=LOCATE_TILE, **self.chain(tokens),
         )  # fmt: skip
 
     def embed_norm(
@@ -108,7 +110,7 @@ class FusedKernels(Products, Attention):
         tokens, size = residual.shape
         norm.embed_norm[(tokens,)](
             token_ids, table, gain, residual, out, epsilon,
-            SIZE=size, TILE=triton.next_power_of_2(size), num_warps=8, **self._chain,
+            SIZE=size, TILE=triton.next_power_of_2(size), num_warps=8, **self.chain(tokens),
         )  # fmt: skip
 
     def add_norm(
@@ -122,7 +124,7 @@ class FusedKernels(Products, Attention):
         tokens, size = residual.shape
         norm.add_norm[(tokens,)](
             delta, gain, residual, out, epsilon, tokens, PARTS=len(delta),
-            SIZE=size, TILE=triton.next_power_of_2(size), num_warps=8, **self._chain,
+            SIZE=size, TILE=triton.next_power_of_2(size), num_warps=8, **self.chain(tokens),
         )  # fmt: skip
 
     def rotate_append(
@@ -162,7 +164,7 @@ class FusedKernels(Products, Attention):
             GROUP_TILE=triton.next_power_of_2(heads.heads // heads.kv_heads),
             HALF_TILE=triton.next_power_of_2(heads.head_dim // 2),
             num_warps=2,
-            **self._chain,
+            **self.chain(tokens),
         )
 
 

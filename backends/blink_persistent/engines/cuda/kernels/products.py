@@ -33,7 +33,10 @@ class Products:
     ) -> None:
         """`shapes`: of the weights that `product` is given, [out_features, in_features]."""
         self._cuts = cuts
-        self._chain = {"CHAINED": chained, "launch_pdl": chained}
+        shapes = list(shapes)
+        self._chained_tiles = {
+            tile for tile in ROW_TILES if chained and all((shape, tile) in cuts for shape in shapes)
+        }
         room = max(
             (
                 cut.splits * min(max_rows, tile) * shape[0]
@@ -44,6 +47,15 @@ class Products:
             default=0,
         )
         self._parts = torch.zeros(room, dtype=torch.float32, device=device)
+
+    def chain(self, tokens: int) -> dict[str, bool]:
+        """How the kernels of a step of so many tokens are launched.
+
+        Chained only where its products are streamed: the library's take no part, and a chain that
+        they break made every step that was measured slower.
+        """
+        chained = row_tile(tokens) in self._chained_tiles
+        return {"CHAINED": chained, "launch_pdl": chained}
 
     def product(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         rows, size = len(x), len(weight)
@@ -73,7 +85,7 @@ class Products:
         tokens, size = out.shape
         tile = min(SWIGLU_TILE, triton.next_power_of_2(size))
         swiglu.swiglu[(tokens, triton.cdiv(size, tile))](
-            gate_up, out, SIZE=size, TILE=tile, **self._chain
+            gate_up, out, SIZE=size, TILE=tile, **self.chain(tokens)
         )  # fmt: skip
 
     def _cut(self, x: Tensor, weight: Tensor) -> Cut | None:
@@ -90,5 +102,5 @@ class Products:
             x, weight, out, rows, size, depth, depth // cut.splits, cut.features,
             ROW_TILE=tile, TILE=triton.next_power_of_2(cut.features),
             STEP=cut.step, GATED=gated,
-            num_warps=cut.warps, num_stages=cut.stages, **self._chain,
+            num_warps=cut.warps, num_stages=cut.stages, **self.chain(rows),
         )  # fmt: skip
