@@ -13,6 +13,7 @@
 
 #include "blink/sampler_block.h"
 #include "blink/sampler_host.h"
+#include "grammar_cases.h"
 
 namespace blink {
 namespace {
@@ -68,6 +69,7 @@ struct Outputs {
     float logprob = 0;
     int32_t ids[kMaxTopLogprobs] = {};
     float logprobs[kMaxTopLogprobs] = {};
+    uint32_t state = 0;  // of the grammar
 
     PhaseBuffers buffers(SamplingRow* row) {
         PhaseBuffers b{};
@@ -84,6 +86,7 @@ struct Case {
     SamplingRow row{};
     std::vector<float> logits;
     std::vector<int32_t> prompt, output, stop, bias;
+    std::vector<uint32_t> grammar;
 };
 
 class Cases {
@@ -120,6 +123,8 @@ class Cases {
         row.repetition_penalty = pick({1.0f, 1.0f, 1.3f, 0.8f});
         row.presence_penalty = pick({0.0f, 0.0f, 0.7f, -0.5f});
         row.frequency_penalty = pick({0.0f, 0.0f, 0.4f});
+        if (chance(2)) c.grammar = random_grammar(random_, vocabulary, c.output);
+        if (chance(30) && !c.grammar.empty()) c.grammar[random_() % c.grammar.size()] = random_();
         row.flags = kSamplingActive | (chance(3) ? kSamplingSuppressEnd : 0u) | (chance(2) ? kSamplingKeepEos : 0u);
         return c;
     }
@@ -147,6 +152,8 @@ void point(Case& c) {
     row.output_length = static_cast<uint32_t>(c.output.size());
     row.stop_count = static_cast<uint32_t>(c.stop.size());
     row.bias_count = static_cast<uint32_t>(c.bias.size() / 2);
+    row.grammar = reinterpret_cast<uint64_t>(c.grammar.data());
+    row.grammar_words = static_cast<uint32_t>(c.grammar.size());
 }
 
 // Leaves the adjusted logits in `c`.
@@ -163,6 +170,7 @@ Outputs sample_by_lanes(Case& c, const EngineTables& engine, uint32_t count) {
             BlockSampler<Lane>(lane, engine, c.row, c.logits.data(), scratch.data()).sample(buffers, 0);
         });
     lanes.clear();
+    found.state = c.row.grammar_state;
     return found;
 }
 
@@ -170,6 +178,7 @@ Outputs sample_on_host(Case c, uint32_t vocabulary, const std::vector<int32_t>& 
     point(c);
     Outputs found;
     HostSampler(vocabulary, eos).sample(found.buffers(&c.row), 1, c.logits.data(), vocabulary);
+    found.state = c.row.grammar_state;
     return found;
 }
 
@@ -197,7 +206,7 @@ bool on_an_edge(const Case& c, int32_t a, int32_t b) {
 
 bool agree(const Outputs& a, const Outputs& b, const Case& c) {
     if (a.token != b.token && on_an_edge(c, a.token, b.token)) return true;
-    bool same = a.token == b.token;
+    bool same = a.token == b.token && a.state == b.state;
     if (c.row.logprobs == 0 || a.token < 0) return same;
     same &= close(a.logprob, b.logprob);
     const uint32_t top = std::min(c.row.logprobs - 1, static_cast<uint32_t>(c.logits.size()));
@@ -217,7 +226,7 @@ int main(int, char** arguments) {
     EngineTables engine{};
     engine.eos_token_ids = eos.data();
     engine.eos_count = static_cast<uint32_t>(eos.size());
-    int drawn = 0, refused = 0, wrong = 0;
+    int drawn = 0, refused = 0, constrained = 0, wrong = 0;
     for (int i = 0; i < rows; ++i) {
         engine.vocabulary_size = kVocabularies[i % 3];
         Case c = cases.next(engine.vocabulary_size);
@@ -225,6 +234,7 @@ int main(int, char** arguments) {
         const Outputs found = sample_by_lanes(c, engine, lanes);
         drawn += c.row.temperature > 0.0f && expected.token >= 0;
         refused += expected.token < 0;
+        constrained += !c.grammar.empty() && expected.token >= 0;
         if (agree(found, expected, c)) continue;
         wrong += 1;
         std::printf(
@@ -233,6 +243,6 @@ int main(int, char** arguments) {
             i, found.token, expected.token, c.logits.size(), c.row.temperature, c.row.top_k, c.row.top_p, c.row.min_p,
             c.row.logprobs, found.logprob, expected.logprob);
     }
-    std::printf("rows %d drawn %d refused %d wrong %d\n", rows, drawn, refused, wrong);
+    std::printf("rows %d drawn %d refused %d constrained %d wrong %d\n", rows, drawn, refused, constrained, wrong);
     return wrong != 0;
 }

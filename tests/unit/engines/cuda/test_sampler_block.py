@@ -47,6 +47,7 @@ def test_random_rows_are_sampled_as_on_the_host(sampler_lanes: str, lanes: str) 
     counts = run(sampler_lanes, lanes, f"1{lanes}", rows)
     assert counts["drawn"] > int(rows) // 2
     assert counts["refused"] > int(rows) // 50
+    assert counts["constrained"] > int(rows) // 5
     assert counts["wrong"] == 0
 
 

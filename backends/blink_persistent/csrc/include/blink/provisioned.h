@@ -40,7 +40,7 @@ struct SamplingRow {
     // when the row is filled, so that the state of a resumed request is found from its tokens.
     uint32_t grammar_state;
     uint32_t grammar_length;
-    uint32_t reserved;
+    uint32_t kept;  // a sampler plugin's own: lasts from one token of a row to the next, 0 at first
 };
 static_assert(sizeof(SamplingRow) == 120, "sampling rows are read by kernels compiled apart");
 

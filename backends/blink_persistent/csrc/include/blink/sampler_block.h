@@ -61,7 +61,7 @@ class BlockSampler : RowMasses<Block> {
         if (block_.lane() == 0) buffers.output_tokens[index] = token;
     }
 
-  private:
+  protected:
     BLINK_DEV bool inside(int32_t id) const { return id >= 0 && static_cast<uint32_t>(id) < size_; }
 
     // Bias, penalties, suppressed end tokens, grammar.

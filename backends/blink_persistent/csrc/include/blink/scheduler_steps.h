@@ -195,6 +195,7 @@ BLINK_DEV void Scheduler<Port>::fill_sampling(SamplingRow& row, uint32_t slot) c
     row.grammar_words = record.grammar_words;
     row.grammar_state = 0;
     row.grammar_length = 0;
+    row.kept = 0;
     row.prompt_length = record.prompt_length;
     row.bias_count = record.bias_count;
     row.stop_count = record.stop_count;
