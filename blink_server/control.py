@@ -112,7 +112,7 @@ class RunnerChannel:
         )
         self._lock = threading.Lock()  # guards the two below and the order of lines
         self._socket: socket.socket | None = None
-        self._outcome: Ready | Failed | None = None
+        self._last_word: Progress | Ready | Failed | None = None
         self._commands: queue.SimpleQueue[RunnerCommand | None] = queue.SimpleQueue()
         self._connected = threading.Event()
         self._closed = threading.Event()
@@ -128,15 +128,17 @@ class RunnerChannel:
         self._thread.start()
 
     def progress(self, stage: str, fraction: float) -> None:
-        """Tell how far the load is. Lost, harmlessly, while nobody listens."""
+        """Tell how far the load is; who listens later hears the last of it."""
         with self._lock:
-            self._send(Progress(stage, fraction))
+            if not isinstance(self._last_word, Ready | Failed):
+                self._last_word = Progress(stage, fraction)
+                self._send(self._last_word)
 
     def ready(self, endpoint: Endpoint, memory_bytes: int) -> None:
         """The version serves at `endpoint`; repeated to every later provisioner."""
         with self._lock:
-            self._outcome = Ready(endpoint, memory_bytes)
-            self._send(self._outcome)
+            self._last_word = Ready(endpoint, memory_bytes)
+            self._send(self._last_word)
 
     def failed(self, reason: str, *, memory: bool = False) -> None:
         """The version cannot be loaded, `memory`: for lack of it. The runner should then exit with
@@ -145,10 +147,10 @@ class RunnerChannel:
         Waits a few seconds where the channel is not connected yet.
         """
         with self._lock:
-            self._outcome = Failed(reason, memory)
+            self._last_word = Failed(reason, memory)
         self._connected.wait(_LAST_WORDS_SECONDS)
         with self._lock:
-            self._send(self._outcome)
+            self._send(self._last_word)
 
     def commands(self) -> Iterator[RunnerCommand]:
         """Block for the provisioner's commands; ends after `close`."""
@@ -194,8 +196,8 @@ class RunnerChannel:
     def _register_on(self, connection: socket.socket) -> None:
         with self._lock:
             connection.sendall(encode(self._register))
-            if self._outcome is not None:
-                connection.sendall(encode(self._outcome))
+            if self._last_word is not None:
+                connection.sendall(encode(self._last_word))
             self._socket = connection
             self._connected.set()
 

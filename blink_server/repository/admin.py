@@ -162,8 +162,9 @@ def _row(supervisor: Supervisor, beneath: ModelRow | None) -> ModelRow:
     """A version's row; one that serves says also why its successor does not."""
     harness, attempts = supervisor.harness, supervisor.attempts
     reason = harness.reason
-    if harness.state is State.LOADING and attempts.failure:
-        reason = f"tried again after: {attempts.failure}"
+    if harness.state is State.LOADING:
+        again = f"tried again after: {attempts.failure}" if attempts.failure else ""
+        reason = "; ".join(filter(None, (supervisor.progress, again)))
     elif harness.state is State.UNAVAILABLE and attempts.retry_at:
         due = time.strftime("%FT%TZ", time.gmtime(attempts.retry_at))
         reason = f"{reason}; next try at {due}"

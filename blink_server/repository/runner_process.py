@@ -47,7 +47,7 @@ class MemoryRefusedError(LoadError):
 
 
 class RunnerProcess:
-    """All calls on the provisioner's event loop."""
+    """All calls on the provisioner's event loop. `progress` is how far it says its load is."""
 
     def __init__(
         self, wanted: WantedVersion, epoch: int, process: Process, directory: Path
@@ -57,7 +57,7 @@ class RunnerProcess:
         self.process = process
         self._directory = directory
         self._peer: Peer | None = None
-        self._progress = ""
+        self.progress = ""
         self.registered = asyncio.Event()
         self._disconnected = asyncio.Event()
         self._disconnected.set()
@@ -126,7 +126,7 @@ class RunnerProcess:
         try:
             async for message in peer.messages(FROM_RUNNER):
                 if isinstance(message, Progress):
-                    self._progress = f"{message.stage} {message.fraction:.0%}"
+                    self.progress = f"{message.stage} {message.fraction:.0%}"
                 elif isinstance(message, Ready | Failed):
                     if not self._outcome.done():
                         self._outcome.set_result(message)
@@ -159,7 +159,7 @@ class RunnerProcess:
             raise (MemoryRefusedError if outcome.memory else LoadError)(outcome.reason)
         if not self.process.running:
             raise LoadError(f"runner exited while loading: {ended_as}")
-        reached = f", reached {self._progress}" if self._progress else ""
+        reached = f", reached {self.progress}" if self.progress else ""
         raise LoadTimeoutError(f"not loaded after {timeout_seconds:g} s{reached}")
 
     async def drain(self, deadline_seconds: float, grace_seconds: float) -> None:

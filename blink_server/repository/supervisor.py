@@ -100,6 +100,11 @@ class Supervisor:
         )
 
     @property
+    def progress(self) -> str:
+        """How far its load is, by its runner; empty where none says so."""
+        return self.runner.progress if isinstance(self.runner, RunnerProcess) else ""
+
+    @property
     def leaving(self) -> bool:
         """Whether it has been told to go."""
         return self._leaving.is_set()

@@ -117,6 +117,22 @@ async def test_failed_is_heard_although_said_before_the_connection(
     assert await provisioner.hear() == Failed("no such file")
 
 
+async def test_progress_is_heard_although_told_before_the_connection(
+    provisioner: Provisioner,
+) -> None:
+    runner = channel(provisioner)
+    runner.progress("weights", 0.5)
+    runner.progress("weights", 1.0)
+    runner.start()
+    assert await provisioner.hear() == REGISTRATION
+    assert await provisioner.hear() == Progress("weights", 1.0)
+    await asyncio.to_thread(runner.ready, READY.endpoint, READY.memory_bytes)
+    await asyncio.to_thread(runner.progress, "graphs", 1.0)
+    await asyncio.to_thread(runner.close)
+    assert await provisioner.hear() == READY
+    assert provisioner.said.empty(), "a version that is ready has no progress"
+
+
 async def test_the_socket_is_its_users_alone(provisioner: Provisioner) -> None:
     assert stat.S_IMODE(provisioner.path.stat().st_mode) == 0o600
 
