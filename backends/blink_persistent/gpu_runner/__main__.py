@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import ExitStack
 
 from blink_persistent.engines.place import SchedulerKind
 from blink_persistent.gpu.driver import CudaError, Gpu
@@ -30,14 +31,15 @@ class GpuServices:
 
     def __init__(self) -> None:
         self._residents = Residents()
+        self._gpu: Gpu | None = None  # made where no scheduler is resident yet
         self._completion: Future[None] | None = None  # of the version loaded last
 
     def __call__(self, task: Task, progress: Callable[[str, float], None]) -> Service:
         """See `MakeService`."""
         while self._completion is not None and wait([self._completion], _PAUSE_SECONDS).not_done:
             progress("graphs of another version", 0.0)
-        # Its own hold on the context: it tells memory, and whether the context still lives.
-        gpu = Gpu()
+        gpu = self._gpu = self._gpu or Gpu()
+        gpu.make_current()
         try:
             before, parks = gpu.free_bytes(), self._residents.parks
             with pulsing(self._residents, gpu.make_current):
@@ -49,8 +51,8 @@ class GpuServices:
             if _OUT_OF_MEMORY.search(first_line):
                 raise MemoryRefused(f"memory: {first_line}") from error
             raise
-        finally:
-            gpu.close()
+        if self._completion is not None:
+            self._pulse_until(self._completion)
         log.info(
             "%s:%d is in service with %.2f GiB of the GPU; others stood still %d times for it, "
             "so far %.1f ms at most",
@@ -61,6 +63,12 @@ class GpuServices:
             1e3 * self._residents.longest_park,
         )
         return service
+
+    def _pulse_until(self, completion: Future[None]) -> None:
+        assert self._gpu is not None
+        pulse = ExitStack()
+        pulse.enter_context(pulsing(self._residents, self._gpu.make_current))
+        completion.add_done_callback(lambda _: pulse.close())
 
     def _make(self, task: Task, progress: Callable[[str, float], None], free: int) -> Service:
         assignment = Assignment.read(task.environment)
@@ -79,9 +87,6 @@ class GpuServices:
                 return HostService(task, version, provisioned)
             service = DeviceService(task, version, provisioned, self._residents)
             self._completion = service.completion
-            pulse = pulsing(self._residents, provisioned.gpu.make_current)
-            pulse.__enter__()
-            self._completion.add_done_callback(lambda _: pulse.__exit__(None, None, None))
             return service
         except GpuLost:
             raise  # what still runs would be waited for
