@@ -131,6 +131,16 @@ class Ring:
         self.outputs = arena("outputs_offset", "output_words_per_range")
         self.aux = arena("aux_offset", "aux_words_per_range")
 
+    def in_flight(self, first_range: int, ranges: int) -> int:
+        """Slots of these ranges that are not {submit, EMPTY}, as of now."""
+        first, count = first_range * self.slots_per_range, ranges * self.slots_per_range
+        status, words = np.empty((count, 2), np.uint64), np.empty((count, 4), np.uint32)
+        self.atomic.read_statuses(first, status)
+        self.atomic.read_words(first, words)
+        busy = status[:, 1] >> np.uint64(32) & np.uint64(0xFF) != SlotState.EMPTY
+        unclaimed = status[:, 0] & np.uint64(0xFFFFFFFF) != words[:, 0]
+        return int((busy | unclaimed).sum())
+
     def field(self, name: str) -> int:
         """A header field's present value."""
         return int(self.header[name][0])

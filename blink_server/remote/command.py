@@ -13,7 +13,8 @@ from blink_server.gunicorn_settings import LOAD_TIMEOUT_VARIABLE, LOG_LEVEL_VARI
 from blink_server.http_options import HttpOptions, http_options
 from blink_server.listener import url_of
 from blink_server.logs import LEVELS, configure_logging
-from blink_server.plugins import DIRECTORIES_VARIABLE, load_plugins
+from blink_server.plugin_choice import PluginChoice, plugin_options
+from blink_server.plugins import load_plugins
 from blink_server.remote.credentials import read_token_file
 from blink_server.remote.door_options import split_address
 from blink_server.remote.frontend import Frontend, FrontendOptions
@@ -69,13 +70,7 @@ _CACHE = Path("~/.cache/blink-server/text")
     help="Where tokenizers and chat templates of the host's models are kept.",
 )
 @click.option("--runtime-dir", type=click.Path(path_type=Path), help="Private folder for sockets.")
-@click.option(
-    "--plugin-dir",
-    "plugin_directories",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="Folder of plugins; may be given several times.",
-)
+@plugin_options
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
 @http_options
 def frontend_command(
@@ -92,7 +87,7 @@ def frontend_command(
     load_timeout_secs: float,
     cache_dir: Path,
     runtime_dir: Path | None,
-    plugin_directories: tuple[Path, ...],
+    plugin_choice: PluginChoice,
     log_level: str,
     http: HttpOptions,
 ) -> None:
@@ -101,9 +96,7 @@ def frontend_command(
     configure_logging(log_level)
     os.environ[LOG_LEVEL_VARIABLE] = log_level
     os.environ[LOAD_TIMEOUT_VARIABLE] = str(load_timeout_secs)
-    if plugin_directories:
-        absolute = [str(directory.absolute()) for directory in plugin_directories]
-        os.environ[DIRECTORIES_VARIABLE] = os.pathsep.join(absolute)
+    os.environ.update(plugin_choice.variables())  # for workers
     door_host, door_port = split_address(connect, "--connect")
     options = FrontendOptions(
         host=door_host,

@@ -45,7 +45,8 @@ tests/rdma/run-in-rdma-vm.sh --prepare
 if [ "${1:-}" = --run ]; then
     shift
 else # pytest's files go to the guest's own memory, and with it
-    set -- -m pytest -p no:cacheprovider -m rdma tests/rdma tests/contract/test_agent_contract.py "$@"
+    set -- -m pytest -p no:cacheprovider -m rdma tests/rdma tests/contract/test_agent_contract.py \
+        tests/contract/test_frontends.py "$@"
 fi
 exec tests/rdma/run-in-rdma-vm.sh --env PYTHONUNBUFFERED=1 --timeout "${RDMA_TIMEOUT:-600}" \
     $python "$@"

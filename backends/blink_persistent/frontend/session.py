@@ -275,6 +275,10 @@ class RingSession:
         self._range.release(slot)
 
     def _give_back(self, flight: _Flight) -> None:
+        if not flight.stream.ended:  # somebody else has released it
+            flight.stream.fail(
+                RunnerLost(f"request {flight.request_id!r}: its slot was taken back")
+            )
         del self._flights[flight.place.slot]
         self._give_place(flight)
         if not self._flights:

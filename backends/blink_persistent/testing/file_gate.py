@@ -20,6 +20,7 @@ from blink_persistent.agent.lines import LineSocket
 from blink_persistent.agent.memory_port import MemoryPort
 from blink_persistent.agent.port import Bytes, PortLost, Span
 from blink_persistent.frontend.shm import lease
+from blink_persistent.ring import Ring
 from blink_server.backend import Endpoint
 from blink_server.remote.gates import GateOptions
 
@@ -53,6 +54,7 @@ class FileGate:
         self.resources = contextlib.ExitStack()
         self._answer, self._options = answer, options
         self._memory, self._doorbell, _ = answer["descriptors"]
+        self._ring = Ring(mmap.mmap(self._memory, answer["bytes"]))
         self._folder = Path(tempfile.mkdtemp(prefix="blink-gate-"))
         self._bell: socket.socket | None = None
         self._count = 0
@@ -68,7 +70,7 @@ class FileGate:
         self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._bell.bind(str(path))
         self._bell.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._bell, self._ring)
+        asyncio.get_running_loop().add_reader(self._bell, self._rung)
         answer = self._answer
         return {
             "transport": "file",
@@ -89,8 +91,8 @@ class FileGate:
         return {}
 
     def in_use(self) -> int:
-        """Nobody counts."""
-        return 0
+        """Slots that are not {submit, EMPTY}."""
+        return self._ring.in_flight(self._answer["range"], self._options.ranges)
 
     def close(self) -> None:
         """Give the ranges back."""
@@ -105,7 +107,7 @@ class FileGate:
             self._bell.close()
             self._bell = None
 
-    def _ring(self) -> None:
+    def _rung(self) -> None:
         assert self._bell is not None
         self._bell.recv(16)
         os.eventfd_write(self._doorbell, 1)
@@ -126,18 +128,22 @@ async def open_gate(name: str, endpoint: Endpoint, options: GateOptions) -> File
 
 
 class FilePort(MemoryPort):
-    """Lost as soon as its bell is gone."""
+    """Lost as soon as its bell is gone, or its door."""
 
-    def __init__(self, memory: mmap.mmap, bell: str, *, first_range: int, ranges: int) -> None:
+    def __init__(self, address: Mapping[str, Any], *, first_range: int, ranges: int) -> None:
+        with Path(address["memory"]).open("r+b") as file:
+            memory = mmap.mmap(file.fileno(), address["bytes"])
         super().__init__(memory, first_range=first_range, ranges=ranges)
-        self._path = bell
+        self._path = address["bell"]
+        self._lent = (Path(address["bell"]), Path(address["memory"]))
         self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     def read(self, spans: Sequence[Span]) -> list[Bytes]:
         """Raises PortLost."""
-        if not Path(self._path).exists():
+        found = super().read(spans)
+        if not all(path.exists() for path in self._lent):  # what was read may be another's by now
             raise PortLost("the gate has ended the connection")
-        return super().read(spans)
+        return found
 
     def post(self) -> None:
         """Raises PortLost."""
@@ -154,9 +160,4 @@ class FilePort(MemoryPort):
 
 def open_port(offer: Offer, _descriptors: Sequence[int], _link: LineSocket) -> FilePort:
     """By the address of `FileGate.offer`."""
-    address = offer["address"]
-    with Path(address["memory"]).open("r+b") as file:
-        memory = mmap.mmap(file.fileno(), address["bytes"])
-    return FilePort(
-        memory, address["bell"], first_range=offer["first_range"], ranges=offer["ranges"]
-    )
+    return FilePort(offer["address"], first_range=offer["first_range"], ranges=offer["ranges"])

@@ -10,10 +10,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from blink_persistent.frontend.shm import lease
-from blink_persistent.ring import LAYOUT_HASH, Ring, SlotState
+from blink_persistent.ring import LAYOUT_HASH, Ring
 from blink_server.backend import Endpoint
 from blink_server.errors import Unavailable
 from blink_server.remote.gates import GateOptions
@@ -60,9 +58,7 @@ class RdmaGate:
         first, count = answer["range"], ranges
         self._end = HostEnd(device, HostMemory(file, first_range=first, ranges=count))
         held.callback(self._end.close)
-        ring = Ring(mmap.mmap(file, answer["bytes"]))
-        slots = slice(first * ring.slots_per_range, (first + count) * ring.slots_per_range)
-        self._words, self._status = ring.words[slots], ring.status[slots]
+        self._ring = Ring(mmap.mmap(file, answer["bytes"]))
         self._offer = {
             "transport": "rdma",
             "first_range": first,
@@ -87,9 +83,7 @@ class RdmaGate:
 
     def in_use(self) -> int:
         """Slots that are not {submit, EMPTY}."""
-        state = self._status["word"] >> np.uint64(32) & np.uint64(0xFF)
-        busy = (state != SlotState.EMPTY) | (self._status["ticket"] != self._words["submit"])
-        return int(busy.sum())
+        return self._ring.in_flight(self._offer["first_range"], self._offer["ranges"])
 
     def close(self) -> None:
         """Queue pair to ERR and destroyed, regions deregistered, device, then the lease."""

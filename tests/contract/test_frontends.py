@@ -1,7 +1,7 @@
-"""Whole servers in the guest: models on one device, two frontends on the other, and accidents.
+"""Whole frontends, on whatever transport: their answers, and what accidents do to them.
 
-One server, with its own local worker, and two frontends serve all tests here, in order: what one
-test breaks must be whole for the next.
+One server with its own local worker, and two frontends, serve all tests of a transport, in order:
+what one test breaks must be whole for the next.
 """
 
 from __future__ import annotations
@@ -10,29 +10,22 @@ import asyncio
 import json
 import os
 import signal
-import threading
+import socket
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
+from blink_persistent.testing.file_gate import offer_in
+from blink_persistent.testing.frontend_site import LONG, Program, Site, Stream, answer, wait_until
 from blink_persistent.testing.scripted_version import write_scripted_version
-from blink_server.control_client import ask
-from blink_server.model_rows import from_columns
-from rdma_frontend.testing.guest import (
-    FRONTEND_DEVICE,
-    HOST_DEVICE,
-    Program,
-    set_link,
-    wait_until,
-)
+from blink_server.remote.credentials import open_key_directory
 
-pytestmark = pytest.mark.rdma
-
+TRANSPORTS = [
+    pytest.param("file", marks=pytest.mark.slow),
+    pytest.param("rdma", marks=pytest.mark.rdma),
+]
 REQUESTS, CONCURRENCY = 200, 32
-LONG = 400  # tokens: seconds of generation
 EXOTIC = """
 from blink_server.hookspecs import hookimpl
 from blink_server.text.tokenizers import HuggingFaceTokenizer
@@ -43,30 +36,15 @@ def blink_tokenizers():
 """
 
 
-@dataclass
-class Site:
-    """A host and its frontends; `local` and `remote` are URLs."""
-
-    repository: Path
-    runtime: Path
-    server: Program
-    frontends: list[Program]
-    local: str
-    remote: list[str]
-
-    def requests(self) -> int:
-        """In flight at the host, from wherever."""
-        answer = asyncio.run(ask(self.runtime / "control.sock", "index", usage=True))
-        return sum(row.requests for row in from_columns(answer.rows))
-
-    def serves(self, url: str, model: str) -> bool:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as reply:
-            return model in [entry["id"] for entry in json.load(reply)["data"]]
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    transport = request.param
+    host_device, frontend_device = ("rxe1", "rxe0") if transport == "rdma" else ("any", "any")
     directory = tmp_path_factory.mktemp("site")
+    paths = [str(offer_in(directory / "path")), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {"PYTHONPATH": os.pathsep.join(paths)}
     repository, runtime, plugins = (directory / n for n in ("models", "run", "plugins"))
     limits = {"slots": 1024, "max_rows": 16, "max_queue": 400}
     write_scripted_version(repository, limits=limits, step_microseconds=5000)
@@ -76,25 +54,27 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     plugins.mkdir(mode=0o700)
     (plugins / "exotic.py").write_text(EXOTIC)
     (plugins / "exotic.py").chmod(0o600)
+    open_key_directory(directory / "keys")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        door = f"127.0.0.1:{free.getsockname()[1]}"
+    frontend = [
+        *("frontend", f"--connect={door}", f"--token-file={directory}/keys/token", "--port=0"),
+        *(f"--transport={transport}", f"--device={frontend_device}"),
+        f"--cache-dir={directory}/cache",
+    ]
     programs = [
         Program(
             *("serve", f"--model-repository={repository}", f"--runtime-dir={runtime}", "--port=0"),
-            *("--settle-secs=0.1", "--frontends-listen=127.0.0.1:0", f"--plugin-dir={plugins}"),
-            *(f"--frontends-key-dir={directory}/keys", f"--frontends-device={HOST_DEVICE}"),
+            *("--settle-secs=0.1", f"--frontends-listen={door}", f"--plugin-dir={plugins}"),
+            *(f"--frontends-key-dir={directory}/keys", f"--frontends-device={host_device}"),
             "--frontends-keep-secs=3",
-        )
+            environment=environment,
+        ),
+        # They knock until the door is there.
+        *(Program(*frontend, environment=environment) for _ in range(2)),
     ]
     try:
-        local = programs[0].line("Blink server on").split()[-1]
-        door = programs[0].line("Frontends elsewhere").split()[-1]
-        programs += [
-            Program(
-                *("frontend", f"--connect={door}", f"--token-file={directory}/keys/token"),
-                *(f"--device={FRONTEND_DEVICE}", "--port=0", f"--cache-dir={directory}/cache"),
-            )
-            for _ in range(2)
-        ]
-        remote = [frontend.line("Blink frontend on").split()[-1] for frontend in programs[1:]]
+        local, *remote = (program.line("Blink ").split()[-1] for program in programs)
         site = Site(repository, runtime, programs[0], programs[1:], local, remote)
         yield site
         programs = [*site.frontends, site.server]
@@ -102,57 +82,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     finally:
         for program in programs:
             program.kill()
-
-
-class Stream:
-    """A completion on a thread of its own, token by token."""
-
-    def __init__(self, url: str, prompt: str, max_tokens: int = LONG) -> None:
-        body = {"model": "scripted", "prompt": prompt, "max_tokens": max_tokens, "stream": True}
-        self._request = urllib.request.Request(
-            f"{url}/v1/completions",
-            json.dumps({**body, "temperature": 0, "ignore_eos": True}).encode(),
-            {"Content-Type": "application/json"},
-        )
-        self.text = ""
-        self.finish = ""
-        self.error = ""
-        self.begun = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Return at its end."""
-        self._thread.join(120)
-        assert not self._thread.is_alive(), "the stream never ended"
-
-    def _run(self) -> None:
-        try:
-            with urllib.request.urlopen(self._request, timeout=120) as reply:
-                for line in reply:
-                    if line.startswith(b"data: {"):
-                        self._take(json.loads(line[6:]))
-        except OSError as error:
-            self.error = str(error)
-        self.begun.set()
-
-    def _take(self, event: dict) -> None:
-        if "error" in event:
-            self.error = event["error"]["message"]
-            return
-        choice = event["choices"][0]
-        self.text += choice["text"]
-        self.finish = choice["finish_reason"] or self.finish
-        self.begun.set()
-
-
-def answer(url: str, prompt: str, max_tokens: int = 8) -> str:
-    """A whole answer, for the comparison; raises where there is none."""
-    stream = Stream(url, prompt, max_tokens)
-    stream.wait()
-    assert not stream.error, stream.error
-    assert stream.finish == "length"
-    return stream.text
 
 
 def test_answers_are_those_of_the_local_path(site: Site) -> None:
@@ -224,7 +153,10 @@ def test_a_model_without_its_tokenizer_is_refused_by_name(site: Site) -> None:
     assert not site.serves(site.remote[0], "exotic")
 
 
+@pytest.mark.parametrize("site", TRANSPORTS[1:], indirect=True, scope="module")
 def test_streams_go_on_after_the_link_was_down(site: Site) -> None:
+    from rdma_frontend.testing.guest import set_link
+
     expected = answer(site.local, "through", LONG)
     streams = [Stream(url, "through") for url in site.remote]
     for stream in streams:
@@ -273,7 +205,7 @@ def test_a_killed_door_ends_remote_streams_and_comes_again(site: Site) -> None:
 
 def test_another_model_is_followed_without_a_restart(site: Site) -> None:
     before = [frontend.pid for frontend in site.frontends]
-    write_scripted_version(site.repository, "second")
+    write_scripted_version(site.repository, "second", limits={"slots": 1024})
     for url in site.remote:
         wait_until(lambda url=url: site.serves(url, "second"), "the new model is served")  # type: ignore[misc]
     assert [frontend.pid for frontend in site.frontends] == before
