@@ -43,8 +43,9 @@ class Residents:
 
     def add(self, resident: Resident, *, step_seconds: float) -> None:
         """Launch it. None of its steps takes longer than `step_seconds`, unless it hangs."""
-        with self._lock, _fatal("launch"):
-            resident.launch()
+        with self._lock:
+            with self.exclusive(), _fatal("launch"):  # a first launch may wait for others
+                resident.launch()
             with self._words:
                 self._step_seconds[resident] = step_seconds
 

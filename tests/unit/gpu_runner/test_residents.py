@@ -58,6 +58,7 @@ def two(said: list[str]) -> tuple[Residents, FakeScheduler, FakeScheduler]:
     for each in (a, b):
         residents.add(each, step_seconds=1.0)
     said.clear()
+    residents.parks, residents.longest_park = 0, 0.0
     return residents, a, b
 
 
@@ -105,6 +106,12 @@ def test_without_residents_nothing_is_counted(said: list[str]) -> None:
     with residents.exclusive():
         pass
     assert residents.parks == 0
+
+
+def test_one_is_launched_first_while_the_others_stand_still(two: Two, said: list[str]) -> None:
+    residents, _, _ = two
+    residents.add(FakeScheduler("c", said), step_seconds=1.0)
+    assert said == ["a ask", "b ask", "a park", "b park", "c launch", "a launch", "b launch"]
 
 
 def test_one_that_is_gone_is_left_alone(two: Two, said: list[str]) -> None:
