@@ -177,3 +177,27 @@ async def test_what_was_published_before_the_loss_arrives(
             tokens += event.token_ids
     assert tokens
     assert tokens == continuation(ring, request([9, 11], 90))[: len(tokens)]
+
+
+async def test_a_slot_that_was_taken_back_ends_its_stream(
+    start_ring: Any, open_session: Any
+) -> None:
+    """Whoever takes a range back while its owner lives leaves no stream without an end."""
+    ring = start_ring()
+    ring.open_gate.clear()
+    session = open_session(ring)
+    stream = await session.submit(request([5, 6], max_tokens=40))
+    atomic = ring.harness.ring.atomic
+    (slot,) = session._flights
+    session._range.changes = lambda _high: iter(())  # it is not looked at meanwhile
+    atomic.cancel(slot, atomic.submitted(slot))
+    atomic.release(slot, atomic.submitted(slot))
+    ring.open_gate.set()
+    ring.harness.ring_doorbell()
+    async with asyncio.timeout(20):
+        while ring.harness.ring.in_flight(0, 1):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    del session._range.changes
+    with pytest.raises(RunnerLost, match="its slot was taken back"):
+        await events_of(stream)
+    assert session.in_flight == 0
