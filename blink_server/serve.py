@@ -10,14 +10,14 @@ from pathlib import Path
 
 import click
 
-from blink_server.api_keys import read_api_keys
+from blink_server.access import check_access
 from blink_server.control import SCHEDULER_VARIABLE
 from blink_server.errors import BlinkError
 from blink_server.front import FrontOptions
 from blink_server.gunicorn_settings import LOAD_TIMEOUT_VARIABLE, LOG_LEVEL_VARIABLE
 from blink_server.http.plugin_routes import check_plugin_routes
 from blink_server.http_options import HttpOptions, http_options
-from blink_server.listener import is_loopback, url_of
+from blink_server.listener import url_of
 from blink_server.logs import LEVELS, configure_logging
 from blink_server.plugin_choice import PluginChoice, plugin_options
 from blink_server.plugins import load_plugins
@@ -190,17 +190,6 @@ async def _run(options: ServeOptions) -> None:
     plugins = load_plugins()
     check_plugin_routes(plugins)
     await Provisioner(options, plugins, announce=_print_summary).run()
-
-
-def check_access(host: str, api_key_file: Path | None, *, insecure: bool) -> None:
-    """Raises BlinkError: an unprotected host, or a key file that cannot be used."""
-    if api_key_file is not None:
-        read_api_keys(api_key_file)
-    elif not insecure and not is_loopback(host):
-        raise BlinkError(
-            f"--host {host} lets other machines in: give --api-key-file FILE, or --insecure to "
-            "do without keys"
-        )
 
 
 def _print_summary(provisioner: Provisioner) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from blink_server.access import check_access
 from blink_server.front import FrontOptions
 from blink_server.gunicorn_settings import LOAD_TIMEOUT_VARIABLE, LOG_LEVEL_VARIABLE
 from blink_server.http_options import HttpOptions, http_options
@@ -18,7 +19,6 @@ from blink_server.plugins import load_plugins
 from blink_server.remote.credentials import read_token_file
 from blink_server.remote.door_options import split_address
 from blink_server.remote.frontend import Frontend, FrontendOptions
-from blink_server.serve import check_access
 
 _CACHE = Path("~/.cache/blink-server/text")
 
