@@ -16,8 +16,10 @@ from blink_server.text.grammar.nfa import Nfa
 from blink_server.text.grammar.refusal import GrammarRefused
 
 _END = 256  # stands for the end of the text
+_SENTINEL = "\U0010ffff"  # no character
 _ANYTHING = "(?s:.)*"
 _ASCII_CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\x0b"}
+_ANCHORS = {"^", "$", r"\A", r"\z", r"\Z", r"\b", r"\B"}
 _ESCAPES = {8: b"\\b", 9: b"\\t", 10: b"\\n", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}
 
 
@@ -28,7 +30,7 @@ def _bytes_vocabulary() -> Vocabulary:
 
 def expression(nfa: Nfa, start: int, source: str, path: str) -> int:
     """Texts that the expression matches as a whole. Raises `GrammarRefused`."""
-    return _embed(nfa, start, _anchored(source, whole=True), path, escaped=False)
+    return _embed(nfa, start, source, path, escaped=False)
 
 
 def pattern(nfa: Nfa, start: int, source: str, path: str) -> int:
@@ -36,14 +38,18 @@ def pattern(nfa: Nfa, start: int, source: str, path: str) -> int:
 
     Raises `GrammarRefused`.
     """
-    return _embed(nfa, start, _anchored(source, whole=False), path, escaped=True)
+    return _embed(nfa, start, source, path, escaped=True)
 
 
 def _embed(nfa: Nfa, start: int, source: str, path: str, *, escaped: bool) -> int:
     nfa.where = path
     nfa.begin_slow(path)
     try:
-        index = Index(source, _bytes_vocabulary())
+        # Behind a match the library's index loses characters of several bytes. So every match gets
+        # an end that no text has, and what leads to it by that end is final.
+        index = Index(
+            f"(?:{_anchored(source, path, whole=not escaped)}){_SENTINEL}", _bytes_vocabulary()
+        )
     except ValueError as error:
         raise GrammarRefused(path, f"cannot be compiled: {error}") from None
     transitions: dict[int, dict[int, int]] = index.get_transitions()
@@ -60,17 +66,28 @@ def _embed(nfa: Nfa, start: int, source: str, path: str, *, escaped: bool) -> in
             nfa.edge(states[state], members[0][0], members[-1][0], states[members[0][1]])
     nfa.link(start, states[index.get_initial_state()])
     end = nfa.state()
-    for state in index.get_final_states():
-        nfa.link(states[state], end)
+    last = set(index.get_final_states())
+    for state in transitions:
+        at: int | None = state
+        for byte in _SENTINEL.encode():
+            at = None if at is None else transitions.get(at, {}).get(byte)
+        if at in last:
+            nfa.link(states[state], end)
     return end
 
 
-def _anchored(source: str, *, whole: bool) -> str:
-    """The expression that matches whole texts, in the library's syntax and without anchors."""
+def _anchored(source: str, path: str, *, whole: bool) -> str:
+    """The expression that matches whole texts, in the library's syntax and without anchors.
+
+    Raises `GrammarRefused` for anchors within.
+    """
     parts = []
     for part in _alternatives(source):
         begins, ends = part.startswith("^"), part.endswith("$") and not _is_escaped(part)
         inner = part[1 if begins else 0 : -1 if ends else None]
+        if anchors := _ANCHORS & {token for token, in_class in _tokens(inner) if not in_class}:
+            reason = f"has {min(anchors)} elsewhere than at an end of an alternative"
+            raise GrammarRefused(path, reason)
         before = "" if begins or whole else _ANYTHING
         parts.append(f"{before}(?:{_ascii(inner)}){'' if ends or whole else _ANYTHING}")
     return "|".join(parts)
@@ -82,45 +99,39 @@ def _is_escaped(part: str) -> bool:
     return (len(body) - len(body.rstrip("\\"))) % 2 == 1
 
 
-def _tokens(source: str) -> list[str]:
-    """Its characters, a backslash together with what it escapes."""
-    tokens, at = [], 0
+def _tokens(source: str) -> list[tuple[str, bool]]:
+    """Its characters, a backslash together with what it escapes; whether each is in a class."""
+    tokens, at, in_class = [], 0, False
     while at < len(source):
         length = 2 if source[at] == "\\" and at + 1 < len(source) else 1
-        tokens.append(source[at : at + length])
+        token = source[at : at + length]
+        tokens.append((token, in_class))
+        in_class = token != "]" if in_class else token == "["
         at += length
     return tokens
 
 
 def _alternatives(source: str) -> list[str]:
     """What stands between the `|` outside of all groups and classes."""
-    parts, depth, in_class = [""], 0, False
-    for token in _tokens(source):
-        if in_class:
-            in_class = token != "]"
-        elif token == "[":
-            in_class = True
-        elif token in "()":
+    parts, depth = [""], 0
+    for token, in_class in _tokens(source):
+        if token in "()" and not in_class:
             depth += 1 if token == "(" else -1
-        elif token == "|" and depth == 0:
+        if token == "|" and depth == 0 and not in_class:
             parts.append("")
-            continue
-        parts[-1] += token
+        else:
+            parts[-1] += token
     return parts
 
 
 def _ascii(source: str) -> str:
     """With `\\d`, `\\w`, `\\s` and their complements spelled out."""
-    written, in_class = [], False
-    for token in _tokens(source):
+    written = []
+    for token, in_class in _tokens(source):
         ranges = _ASCII_CLASSES.get(token[1:].lower()) if len(token) == 2 else None
         if ranges is not None:
             negated = "^" if token[1].isupper() else ""
             inside = in_class and not negated
             token = ranges if inside else f"[{negated}{ranges}]"
-        elif not in_class and token == "[":
-            in_class = True
-        elif in_class and token == "]":
-            in_class = False
         written.append(token)
     return "".join(written)

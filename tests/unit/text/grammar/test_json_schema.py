@@ -1,0 +1,229 @@
+"""Texts of a schema's automaton fulfil the schema; schemas that cannot be held are refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from blink_server.text.grammar.automaton import Automaton
+from blink_server.text.grammar.refusal import GrammarRefused
+
+Compile = Callable[[Any], Automaton]
+Walk = Callable[..., str | None]
+
+NAMES = st.sampled_from(["a", "b", 'q"\\', "é"])
+SCALARS: st.SearchStrategy[Any] = st.one_of(
+    st.just({"type": "string"}),
+    st.builds(
+        lambda low, more: {"type": "string", "minLength": low, "maxLength": low + more},
+        st.integers(0, 3),
+        st.integers(0, 3),
+    ),
+    st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": "number"}]),
+    st.builds(
+        lambda low, more: {"type": "integer", "minimum": low, "exclusiveMaximum": low + more},
+        st.integers(-150, 150),
+        st.integers(1, 300),
+    ),
+    st.builds(
+        lambda low, more: {"type": "number", "exclusiveMinimum": low, "maximum": low + more},
+        st.integers(-15, 15),
+        st.integers(1, 30),
+    ),
+    st.builds(
+        lambda values: {"enum": values}, st.lists(st.sampled_from([1, "x", None, [1]]), min_size=1)
+    ),
+    st.builds(lambda value: {"const": value}, st.sampled_from([{"k": [True]}, "é\n", 0])),
+    st.sampled_from([{"type": "string", "pattern": p} for p in ("^[a-c]+$", "\\d", "^x|y$", '"')]),
+    st.sampled_from([{"type": "string", "format": f} for f in ("date", "time", "uuid", "ipv4")]),
+)
+
+
+def _object(properties: dict[str, Any], required: list[str], closed: bool) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": sorted(set(required))}
+    return {**schema, "additionalProperties": False} if closed else schema
+
+
+def _extended(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    counts = st.tuples(st.integers(0, 2), st.integers(0, 2))
+    return st.one_of(
+        st.builds(
+            _object,
+            st.dictionaries(NAMES, inner, max_size=3),
+            st.lists(st.sampled_from(["a", "b"]), max_size=2),
+            st.just(False),
+        ),
+        st.builds(lambda value: {"type": "object", "additionalProperties": value}, inner),
+        st.builds(
+            lambda item, n: {"type": "array", "items": item, "minItems": n[0], "maxItems": sum(n)},
+            inner,
+            counts,
+        ),
+        st.builds(lambda item: {"type": "array", "items": item, "minItems": 1}, inner),
+        st.builds(
+            lambda first, rest: {"type": "array", "prefixItems": first, "items": rest},
+            st.lists(inner, min_size=1, max_size=2),
+            st.one_of(st.just(False), inner),
+        ),
+        st.builds(lambda parts: {"anyOf": parts}, st.lists(inner, min_size=1, max_size=3)),
+        st.builds(
+            lambda part: {"$ref": "#/$defs/x", "$defs": {"x": part}, "title": "named"}, SCALARS
+        ),
+    )
+
+
+SCHEMAS = st.recursive(SCALARS, _extended, max_leaves=6)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schema=SCHEMAS, seed=st.integers(0, 2**32))
+def test_every_text_is_json_that_fulfils_the_schema(
+    schema_automaton: Compile, walk: Walk, schema: Any, seed: int
+) -> None:
+    # References are relative to the root: definitions of the parts move there.
+    root = (
+        {"$defs": {"x": {"type": "integer"}}, "allOf": [schema]}
+        if "$ref" in str(schema)
+        else schema
+    )
+    automaton = schema_automaton(root)
+    validator = Draft202012Validator(root, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    chance = random.Random(seed)
+    for _ in range(10):
+        text = walk(automaton, chance)
+        if text is not None:
+            validator.validate(json.loads(text))
+
+
+@pytest.mark.parametrize(("low", "high"), [(-120, 7), (0, 0), (5, 5003), (-3, -3), (99, 101)])
+def test_whole_numbers_between_bounds_are_all_there(
+    schema_automaton: Compile, low: int, high: int
+) -> None:
+    automaton = schema_automaton({"type": "integer", "minimum": low, "maximum": high})
+    found = [n for n in range(low - 200, high + 200) if automaton.accepts(str(n).encode())]
+    assert found == list(range(low, high + 1))
+    assert not automaton.accepts(b"-0")
+    assert not automaton.accepts(b"07")
+
+
+@pytest.mark.parametrize("bound", [{"minimum": 95}, {"exclusiveMaximum": -95}])
+def test_numbers_bounded_on_one_side_go_on_for_ever(schema_automaton: Compile, bound: Any) -> None:
+    automaton = schema_automaton({"type": "integer", **bound})
+    validator = Draft202012Validator(bound)
+    for number in (*range(-1200, 1200), 10**30, -(10**30)):
+        assert automaton.accepts(str(number).encode()) == validator.is_valid(number)
+
+
+def test_objects_have_their_properties_in_order(schema_automaton: Compile) -> None:
+    integer = {"type": "integer"}
+    schema = {"properties": {"a": integer, "b": integer, "c": integer}, "required": ["b"]}
+    automaton = schema_automaton({"type": "object", **schema})
+    for text in (b'{"b":1}', b'{"a": 1, "b": 2, "c": 3}', b'{ "b": 2,"c":3 }'):
+        assert automaton.accepts(text)
+    for text in (b"{}", b'{"a":1}', b'{"b":1,"a":2}', b'{"b":1,}', b'{"b":1,"d":1}', b'{"b":  1}'):
+        assert not automaton.accepts(text)
+
+
+def test_strings_may_be_escaped_in_every_way_but_by_surrogates(schema_automaton: Compile) -> None:
+    automaton = schema_automaton({"type": "string", "minLength": 1, "maxLength": 1})
+    for inside in ("a", "é", "字", "😀", "\\n", '\\"', "\\u00e9", "\\uFFFD", "\x7f"):
+        assert automaton.accepts(f'"{inside}"'.encode())
+    for wrong in (b'""', b'"ab"', b'"\n"', b'"\\ud83d"', b'"\\x"', b'"\xff"', b'"\xed\xa0\x80"'):
+        assert not automaton.accepts(wrong)
+
+
+NODE = {
+    "type": "object",
+    "properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}},
+    "required": ["v"],
+}
+
+
+def test_references_to_themselves_end_after_eight_levels(schema_automaton: Compile) -> None:
+    automaton = schema_automaton({"$ref": "#/$defs/node", "$defs": {"node": NODE}})
+
+    def chain(length: int) -> bytes:
+        text = '{"v": 1}'
+        for _ in range(length - 1):
+            text = '{"v": 1, "next": ' + text + "}"
+        return text.encode()
+
+    assert automaton.accepts(chain(1))
+    assert automaton.accepts(chain(8))
+    assert not automaton.accepts(chain(9))
+
+
+def test_any_value_nests_eight_deep(schema_automaton: Compile) -> None:
+    automaton = schema_automaton({})
+    for depth, holds in ((0, True), (1, True), (8, True), (9, False)):
+        assert automaton.accepts(b"[" * depth + b"null" + b"]" * depth) is holds
+
+
+REFUSED: list[tuple[Any, str]] = [
+    ({"not": {}}, "schema.not"),
+    ({"type": "number", "multipleOf": 0.5}, "schema.multipleOf"),
+    ({"type": "array", "uniqueItems": True}, "schema.uniqueItems"),
+    ({"properties": {"a": {"if": {}}}}, "schema.properties.a.if"),
+    ({"type": "string", "pattern": "(?=a)"}, "schema.pattern"),
+    ({"type": "string", "pattern": "("}, "schema.pattern"),
+    ({"type": "string", "pattern": "(^a|b)"}, "schema.pattern: has ^ elsewhere"),
+    ({"type": "string", "pattern": "a", "maxLength": 3}, "schema.maxLength"),
+    ({"type": "whole"}, "schema.type"),
+    ({"required": "a"}, "schema.required"),
+    ({"type": "number", "minimum": 0.5}, "schema.minimum"),
+    ({"$ref": "http://other/schema"}, "schema.$ref"),
+    ({"$ref": "#/$defs/none"}, "schema.$ref"),
+    ({"$ref": "#"}, "schema.$ref"),
+    ({"allOf": [{"$ref": "#/allOf/0"}]}, "schema.allOf"),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "schema.oneOf.1"),
+    ({"allOf": [{"type": "string"}, {"type": "null"}]}, "schema.allOf.type"),
+    ({"type": "object", "minProperties": 2}, "schema.minProperties"),
+    ({"enum": [f"{n:06}" * 4 for n in range(20_000)]}, "schema.enum"),
+    ({"type": "string", "maxLength": 100_000}, "schema"),
+    ({"type": "array", "items": {"type": "string"}, "maxItems": 100_000}, "schema"),
+    ({"enum": [float("inf")]}, "Out of range"),
+    (False, "schema"),
+    ({"enum": ["a"], "type": "integer"}, "schema"),
+]
+
+
+@pytest.mark.parametrize(("schema", "named"), REFUSED, ids=[name for _, name in REFUSED])
+def test_what_cannot_be_held_is_refused_by_name(
+    schema_automaton: Compile, schema: Any, named: str
+) -> None:
+    with pytest.raises((GrammarRefused, ValueError)) as refused:
+        schema_automaton(schema)
+    assert str(refused.value).startswith(named)
+
+
+def test_deep_schemas_are_refused(schema_automaton: Compile) -> None:
+    schema: Any = {"type": "null"}
+    for _ in range(70):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(GrammarRefused, match="nested more than 64 deep"):
+        schema_automaton(schema)
+
+
+def test_branches_that_a_tag_tells_apart_are_one_of(schema_automaton: Compile, walk: Walk) -> None:
+    def tagged(kind: str, **properties: Any) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {"kind": {"const": kind}, **properties},
+            "required": ["kind"],
+        }
+
+    schema = {
+        "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
+        "discriminator": {"propertyName": "kind"},
+        "$defs": {"cat": tagged("cat", lives={"type": "integer"}), "dog": tagged("dog")},
+    }
+    automaton = schema_automaton(schema)
+    assert automaton.accepts(b'{"kind": "cat", "lives": 9}')
+    assert not automaton.accepts(b'{"kind": "dog", "lives": 9}')
