@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from blink_server.control_server import Peer, first_done
@@ -36,6 +37,7 @@ class Catalog:
 
     def __init__(self) -> None:
         self._update: CatalogUpdate | None = None
+        self._log_level = ""
         self._changed = asyncio.Condition()
         self._held: dict[Peer, set[EndpointKey]] = {}  # may hold: offered, and not given back
         self._connected: dict[Peer, set[EndpointKey]] = {}
@@ -62,8 +64,17 @@ class Catalog:
         `ending`: every request in flight shall end now.
         """
         revision = 1 if self._update is None else self._update.revision + 1
-        self._update = CatalogUpdate(revision, server, tuple(models), ending)
+        level = self._log_level
+        self._update = CatalogUpdate(revision, server, tuple(models), ending, level)
         await self._notify()
+
+    async def set_log_level(self, level: str) -> None:
+        """Have all workers log from `level` up."""
+        self._log_level = level
+        if self._update is not None:
+            revision = self._update.revision + 1
+            self._update = replace(self._update, revision=revision, log_level=level)
+            await self._notify()
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback()` whenever something was published or a worker has said something."""

@@ -17,6 +17,7 @@ from blink_server.endpoint_link import EndpointLink, Offers, version_of
 from blink_server.errors import BlinkError, Unavailable
 from blink_server.http.model_entry import ModelEntry, ServerState
 from blink_server.http.models import ModelDirectory
+from blink_server.logs import set_level
 from blink_server.message_codec import MAX_LINE, decode, encode
 from blink_server.messages import (
     TO_WORKER,
@@ -101,6 +102,8 @@ class CatalogFollower:
     def _apply(self, update: CatalogUpdate) -> None:
         self._update = update
         self._updated.set()
+        if update.log_level:
+            set_level(update.log_level)
         offered = {entry.key: entry for entry in update.models if entry.endpoint is not None}
         for key, entry in offered.items():
             if key in self._links:

@@ -27,6 +27,9 @@ COMMANDS = {
     "import": _Command(
         "blink_server.importers.command:import_command", "Write a model version from a checkpoint."
     ),
+    "log-level": _Command(
+        "blink_server.log_options:log_level_command", "Change what a running server logs."
+    ),
     "models": _Command(
         "blink_server.importers.models_command:models_group",
         "Show what is served; load, unload and pull models.",

@@ -15,12 +15,13 @@ from blink_server.messages import TO_CLIENT, Answer, Ask, RegisterClient
 
 async def ask(
     control_socket: Path,
-    action: Literal["index", "load", "unload"],
+    action: Literal["index", "load", "unload", "log_level"],
     *,
     model: str = "",
     config: Mapping[str, Any] | None = None,
     force: bool = False,
     usage: bool = False,
+    level: str = "",
 ) -> Answer:
     """Ask one thing and wait for the answer, which for a load comes when it has ended.
 
@@ -32,7 +33,7 @@ async def ask(
         raise Unavailable(f"no server listens on {control_socket}: {error.strerror}") from None
     try:
         writer.write(encode(RegisterClient(os.getpid())))
-        writer.write(encode(Ask(1, action, model, config, force, usage)))
+        writer.write(encode(Ask(1, action, model, config, force, usage, level)))
         line = await reader.readline()
         if not line:
             raise Unavailable("the server has gone without an answer")

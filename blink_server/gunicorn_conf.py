@@ -13,6 +13,7 @@ import blink_server.worker  # noqa: F401 (before the fork: workers share it and 
 from blink_server.gunicorn_settings import EXIT_TIMEOUT_VARIABLE, METRICS_VARIABLE
 from blink_server.http.shared_metrics import fold_worker
 
+logger_class = "blink_server.gunicorn_log.GunicornLog"
 worker_class = "blink_server.connections.Worker"
 asgi_loop = "uvloop"
 asgi_lifespan = "on"

@@ -146,7 +146,8 @@ class CatalogEntry:
 class CatalogUpdate:
     """Every version in one message; `server` is STARTING, READY or DRAINING.
 
-    `ending`: the time of the requests in flight is over as well.
+    `ending`: the time of the requests in flight is over as well. `log_level`: what the workers are
+    to log from now on, if that was changed since they were started.
     """
 
     TYPE: ClassVar[str] = "catalog"
@@ -154,6 +155,7 @@ class CatalogUpdate:
     server: Literal["STARTING", "READY", "DRAINING"]
     models: tuple[CatalogEntry, ...]
     ending: bool = False
+    log_level: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +194,19 @@ class RegisterClient:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question; `config` and `force` belong to load, `usage` (count requests) to index."""
+    """A question; `config` and `force` belong to load, `usage` (count requests) to index.
+
+    `level`, one of `blink_server.logs.LEVELS`, belongs to log_level.
+    """
 
     TYPE: ClassVar[str] = "ask"
     id: int
-    action: Literal["index", "load", "unload"]
+    action: Literal["index", "load", "unload", "log_level"]
     model: str = ""
     config: Mapping[str, Any] | None = None
     force: bool = False
     usage: bool = False
+    level: str = ""
 
 
 @dataclass(frozen=True, slots=True)

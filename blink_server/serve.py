@@ -14,11 +14,11 @@ from blink_server.access import check_access
 from blink_server.control import SCHEDULER_VARIABLE
 from blink_server.errors import BlinkError
 from blink_server.front import FrontOptions
-from blink_server.gunicorn_settings import LOAD_TIMEOUT_VARIABLE, LOG_LEVEL_VARIABLE
+from blink_server.gunicorn_settings import LOAD_TIMEOUT_VARIABLE
 from blink_server.http.plugin_routes import check_plugin_routes
 from blink_server.http_options import HttpOptions, http_options
 from blink_server.listener import url_of
-from blink_server.logs import LEVELS, configure_logging
+from blink_server.log_options import log_options
 from blink_server.plugin_choice import PluginChoice, plugin_options
 from blink_server.plugins import load_plugins
 from blink_server.provisioner import Provisioner, ServeOptions
@@ -126,7 +126,7 @@ from blink_server.repository.surroundings import Limits
     type=click.Choice(["device", "host"]),
     help="Who launches a GPU's steps; else each config.json says. [default: device]",
 )
-@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
+@log_options
 @door_options
 @http_options
 def serve_command(
@@ -148,7 +148,6 @@ def serve_command(
     plugin_choice: PluginChoice,
     reload_plugins: bool,
     scheduler: str | None,
-    log_level: str,
     door: DoorOptions | None,
     http: HttpOptions,
 ) -> None:
@@ -156,8 +155,6 @@ def serve_command(
     if load_models and model_control != ControlMode.EXPLICIT:
         raise BlinkError("--load-model needs --model-control explicit: else all models are loaded")
     check_access(host, api_key_file, insecure=insecure)
-    configure_logging(log_level)
-    os.environ[LOG_LEVEL_VARIABLE] = log_level
     os.environ[LOAD_TIMEOUT_VARIABLE] = str(load_timeout_secs)
     if scheduler is not None:
         os.environ[SCHEDULER_VARIABLE] = scheduler

@@ -14,7 +14,6 @@ from blink_server.endpoint_link import Offers
 from blink_server.gunicorn_settings import (
     CONTROL_SOCKET_VARIABLE,
     LOAD_TIMEOUT_VARIABLE,
-    LOG_LEVEL_VARIABLE,
     METRICS_VARIABLE,
 )
 from blink_server.http.app import App, create_app
@@ -70,7 +69,7 @@ class ShareMetrics:
 
 def application() -> App:
     """The application of this worker, configured by the environment that `serve` has set."""
-    configure_logging(os.environ.get(LOG_LEVEL_VARIABLE, "info"))
+    configure_logging()
     plugins = load_plugins()
     directory = ModelDirectory()
     settings = settings_from(os.environ)

@@ -37,6 +37,7 @@ from blink_persistent.stall import StallWatch, StepLimits
 from blink_server.backend import Endpoint, ModelVersion
 from blink_server.control import RunnerChannel
 from blink_server.errors import BlinkError, EngineFailure
+from blink_server.logs import RUNNER_FORMAT
 from blink_server.messages import Drain
 
 log = logging.getLogger(__name__)
@@ -162,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="blink_persistent.runner")
     parser.add_argument("--threads", type=int, required=True, help="CPU threads of the engine")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format=RUNNER_FORMAT)
     channel = RunnerChannel.from_environment()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the provisioner's to handle
 

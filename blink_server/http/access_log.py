@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 
 import falcon.asgi
 
-from blink_server.http.scope import RequestRecord, cleanup_of, current_request_id, record_of
+from blink_server.http.scope import RequestRecord, cleanup_of, record_of
+from blink_server.logs import current_request_id
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 

@@ -21,7 +21,8 @@ from blink_server.errors import (
     Unavailable,
     UnknownModel,
 )
-from blink_server.http.scope import current_request_id, record_of
+from blink_server.http.scope import record_of
+from blink_server.logs import current_request_id
 from blink_server.plugin_blame import of_plugin
 
 logger = logging.getLogger(__name__)

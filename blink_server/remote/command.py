@@ -10,10 +10,10 @@ import click
 
 from blink_server.access import check_access
 from blink_server.front import FrontOptions
-from blink_server.gunicorn_settings import LOAD_TIMEOUT_VARIABLE, LOG_LEVEL_VARIABLE
+from blink_server.gunicorn_settings import LOAD_TIMEOUT_VARIABLE
 from blink_server.http_options import HttpOptions, http_options
 from blink_server.listener import url_of
-from blink_server.logs import LEVELS, configure_logging
+from blink_server.log_options import log_options
 from blink_server.plugin_choice import PluginChoice, plugin_options
 from blink_server.plugins import load_plugins
 from blink_server.remote.credentials import read_token_file
@@ -71,7 +71,7 @@ _CACHE = Path("~/.cache/blink-server/text")
 )
 @click.option("--runtime-dir", type=click.Path(path_type=Path), help="Private folder for sockets.")
 @plugin_options
-@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
+@log_options
 @http_options
 def frontend_command(
     connect: str,
@@ -88,13 +88,10 @@ def frontend_command(
     cache_dir: Path,
     runtime_dir: Path | None,
     plugin_choice: PluginChoice,
-    log_level: str,
     http: HttpOptions,
 ) -> None:
     """Serve the models of another machine over HTTP, from here (a DPU)."""
     check_access(host, api_key_file, insecure=insecure)
-    configure_logging(log_level)
-    os.environ[LOG_LEVEL_VARIABLE] = log_level
     os.environ[LOAD_TIMEOUT_VARIABLE] = str(load_timeout_secs)
     os.environ.update(plugin_choice.variables())  # for workers
     door_host, door_port = split_address(connect, "--connect")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
 import signal
 import socket
 import sys
@@ -14,7 +13,6 @@ from pathlib import Path
 from blink_server.catalog import Catalog
 from blink_server.control_server import first_done
 from blink_server.errors import BlinkError
-from blink_server.gunicorn_settings import LOG_LEVEL_VARIABLE
 from blink_server.logs import configure_logging
 from blink_server.remote.credentials import door_context, open_key_directory
 from blink_server.remote.door import Door
@@ -56,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", required=True, help="this machine's, for agents elsewhere")
     parser.add_argument("--keep-secs", type=float, required=True)
     options = parser.parse_args(arguments)
-    configure_logging(os.environ.get(LOG_LEVEL_VARIABLE, "info"))
+    configure_logging()
     try:
         asyncio.run(serve(options))
     except BlinkError as error:

@@ -17,6 +17,7 @@ from blink_server.catalog import Catalog
 from blink_server.config import MODEL_FILE
 from blink_server.control_server import Peer
 from blink_server.errors import BlinkError
+from blink_server.logs import LEVELS, set_level
 from blink_server.message_codec import ProtocolError
 from blink_server.messages import FROM_CLIENT, Answer, Ask, EndpointKey, RegisterClient
 from blink_server.model_rows import ModelRow, to_columns
@@ -76,6 +77,8 @@ class Admin:
             if ask.usage:
                 rows = _with_usage(rows, await self._catalog.usage())
             return Answer(ask.id, rows=to_columns(rows))
+        if ask.action == "log_level":
+            return await self._set_log_level(ask)
         if self._requests is None:
             return Answer(
                 ask.id,
@@ -86,6 +89,13 @@ class Admin:
         if ask.action == "load":
             return await self._load(ask, self._requests)
         return await self._unload(ask, self._requests)
+
+    async def _set_log_level(self, ask: Ask) -> Answer:
+        if ask.level not in LEVELS:
+            return Answer(ask.id, "failed", f"{ask.level!r} is no log level: {', '.join(LEVELS)}")
+        set_level(ask.level)
+        await self._catalog.set_log_level(ask.level)
+        return Answer(ask.id)
 
     async def _load(self, ask: Ask, requests: LoadRequests) -> Answer:
         before = requests.get(ask.model)

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from blink_server.backend import ModelVersion
 from blink_server.control import RunnerEnvironment
 from blink_server.control_server import Peer
+from blink_server.logs import pass_on
 from blink_server.message_codec import ProtocolError
 from blink_server.messages import (
     FROM_RUNNER,
@@ -83,7 +83,7 @@ class RunnerProcess:
             process = await Process.start(
                 argv,
                 env={**os.environ, **environment.variables()},
-                on_line=lambda line: print(f"[{version.key}] {line}", file=sys.stderr, flush=True),
+                on_line=lambda line: pass_on(version.key, line),
             )
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)

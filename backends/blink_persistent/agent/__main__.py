@@ -23,6 +23,7 @@ from blink_persistent.agent.lines import LineSocket
 from blink_persistent.agent.port import PortLost
 from blink_persistent.agent.reconnection import reconnect
 from blink_server.errors import BlinkError
+from blink_server.logs import RUNNER_FORMAT
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runner", required=True, help="socket of the runner's offer")
     parser.add_argument("--serve", type=Path, required=True, help="socket for the workers")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format=RUNNER_FORMAT)
     stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the provisioner's to handle
 

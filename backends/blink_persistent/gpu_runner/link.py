@@ -35,6 +35,7 @@ from blink_persistent.gpu_runner.reach import OWNER_MODULE, GpuFiles, last_words
 from blink_server.backend import Endpoint
 from blink_server.control import SCHEDULER_VARIABLE, RunnerChannel
 from blink_server.errors import BlinkError
+from blink_server.logs import RUNNER_FORMAT
 from blink_server.messages import Drain
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,8 @@ class VersionLink:
                         select.select([self._owner], [], [], _LEAVE_SECONDS)
                     return True
                 self._hear(message)
+                if self._ready and self._reason:
+                    return True
         return False
 
     def _hear(self, message: Mapping[str, Any]) -> None:
@@ -119,7 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, required=True, help="CPU threads of the engine")
     parser.add_argument("--owner", default=OWNER_MODULE, help="module that owns the GPU")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format=RUNNER_FORMAT)
     channel = RunnerChannel.from_environment()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the provisioner's to handle
 

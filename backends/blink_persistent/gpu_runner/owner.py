@@ -24,6 +24,7 @@ from blink_persistent.gpu_runner.service import GpuLost, MakeService
 from blink_persistent.gpu_runner.turns import Turns
 from blink_persistent.gpu_runner.version_life import VersionLife
 from blink_persistent.serving import new_eventfd
+from blink_server.logs import RUNNER_FORMAT
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ def main(make_service: MakeService, arguments: list[str] | None = None) -> int:
     with socket.socket(fileno=options.listener) as listener:
         owner = Owner(GpuFiles(options.directory, options.device), listener, make_service)
         handler = _LinkLog(owner.log_line)
-        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(logging.Formatter(RUNNER_FORMAT))
         logging.basicConfig(level=logging.INFO, handlers=[handler])
         owner.run()
     return 0
