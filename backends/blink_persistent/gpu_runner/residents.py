@@ -68,9 +68,9 @@ class Residents:
         """All of them stand still inside, and go on afterwards, but for those that had failed."""
         with self._lock:
             began = time.monotonic()
-            self._depth += 1
-            if self._depth == 1:
+            if self._depth == 0:
                 self._park()
+            self._depth += 1
             try:
                 yield
             finally:

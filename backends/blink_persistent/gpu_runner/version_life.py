@@ -114,13 +114,16 @@ class VersionLife(threading.Thread):
 
     @contextlib.contextmanager
     def _given_back(self, service: Service) -> Iterator[None]:
+        reason = ""
         try:
             yield
         except GpuLost:
             raise
         except BlinkError as error:
-            self.say("failed", reason=str(error))
+            reason = str(error)
         service.stop()
+        if reason:
+            self.say("failed", reason=reason)  # its turn to be given back may be far away
         with self._turns.to_unload():
             service.close()
         log.info("%s is given back", self.name)
