@@ -5,10 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blink_persistent import _native
 from blink_persistent.agent import forwarder
 from blink_persistent.agent.port import Region
 from blink_persistent.ring import RECORD, WORDS, Reason, SlotState
 from blink_persistent.testing.scripted_request import Answer, ScriptedRequest
+from blink_server.testing.byte_tokens import byte_tokens, grammar_of
 
 SHORT = ScriptedRequest(prompt=(5, 6, 7), max_tokens=4, stop=(99, 98))
 Write = tuple[Region, int, int]
@@ -117,3 +119,22 @@ def test_a_record_that_points_elsewhere_ends_its_request_alone(
     assert (status.state, status.reason) == (SlotState.DECODE_COMPLETED, Reason.INVALID_RECORD)
     good = Answer(machine.workers.output(1), machine.workers.accepted(1).reason)
     assert good == SHORT.answer(machine.shape)
+
+
+def test_a_grammar_that_requests_share_is_sent_once(machine: Any, writes: list[Write]) -> None:
+    grammar = grammar_of({"type": "choice", "texts": ["a", "b"]}, byte_tokens())
+    trie = _native.TokenTrie(grammar.tokens.data, grammar.tokens.offsets)
+    table = _native.build_grammar(
+        *(trie, grammar.class_of, grammar.next, grammar.accepting), most_words=999, seconds=60.0
+    )
+    place = 5000
+    machine.workers.ring.aux[0][place : place + len(table)] = table
+    record = {"grammar_offset": place, "grammar_words": len(table)}
+    asked = ScriptedRequest((5, 6, 7), max_tokens=4, overrides=record)
+    for slot in (0, 1, 7):
+        machine.workers.submit(slot, asked)
+        machine.relay.flush()
+    tables = [(offset, size) for region, offset, size in writes if region is Region.AUX]
+    assert tables == [(4 * place, table.nbytes)]
+    sent = machine.harness.ring.aux[0][place : place + len(table)]
+    assert sent.tolist() == table.tolist()
