@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,9 +14,15 @@ from typing import Any
 import httpx
 import pytest
 
+from blink_persistent.gpu.presence import gpus
+from blink_persistent.testing.gpu_server import (
+    owners,
+    write_gpu_version,
+    write_scripted_gpu_version,
+)
 from blink_persistent.testing.scripted_version import write_scripted_version
 from blink_server.process import ProcessId
-from blink_server.testing.server_process import ServerProcess, processes
+from blink_server.testing.server_process import ServerProcess
 from blink_server.testing.stream_client import EventStream, RequestFailed, text_of
 
 PLUGIN = """
@@ -57,16 +64,6 @@ async def stream(url: str, model: str, tokens: int) -> AsyncIterator[str]:
         yield "".join(map(text_of, chunk["choices"]))
 
 
-def owners(server: ServerProcess) -> list[int]:
-    """Processes that own the GPU."""
-    found = []
-    for pid in processes(server.runtime):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"--listener" in command:
-            found.append(pid)
-    return found
-
-
 async def until_answered(url: str, model: str) -> str:
     """Its answer once it serves again."""
     async with asyncio.timeout(60), httpx.AsyncClient(timeout=60) as client:
@@ -97,6 +94,18 @@ async def serve(short_path: Path, repository: Path) -> AsyncIterator[Callable[..
         server.kill_everything()
         await server.exit()
         print(server.output)  # shown where the test fails
+
+
+@pytest.mark.skipif(gpus()[0] > 0, reason="this machine has a GPU")
+def test_what_a_version_on_a_gpu_lacks_here_is_named(
+    blink_server: Callable[..., str], repository: Path
+) -> None:
+    write_scripted_gpu_version(repository, "scripted")
+    random = {"name": "cuda", "weights": "random", "model": "smollm2-135m", "device": "cuda:1"}
+    write_gpu_version(repository, "random", engine=random)
+    said = blink_server("check", str(repository), status=1)
+    assert re.search(r"scripted/1/config.json: engine.name: .* needs .*(GPU|cuda)", said)
+    assert re.search(r"random/1/config.json: engine.name: is 'cuda'; needs .*(GPU|torch)", said)
 
 
 async def test_versions_share_one_owner_which_leaves_with_the_last(
