@@ -79,6 +79,12 @@ class Ring:
 class HostEngine:
     def arrays(self, phase: int) -> dict[str, NDArray[numpy.int32]]: ...
 
+    @property
+    def tables_address(self) -> int:
+        """
+        Of its EngineTables (provisioned.h), for code that is compiled beside this module.
+        """
+
 def make_engine(*, graphs: Sequence[tuple[int, int, int]], decode_lookup: Sequence[int], prefill_lookup: Sequence[int], eos_token_ids: Sequence[int], max_rows: int, max_sequences: int, max_prefill_tokens: int, token_granularity: int, context_length: int, vocabulary_size: int, block_size: int, block_count: int, max_blocks: int, rows_movable: bool, deterministic: bool = False) -> HostEngine: ...
 
 class HostSampler:

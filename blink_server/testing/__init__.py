@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from blink_server.testing.contracts.backend import BackendContract
     from blink_server.testing.contracts.engine import EngineContract
     from blink_server.testing.contracts.importer import ImporterContract
+    from blink_server.testing.contracts.sampler import SamplerContract
     from blink_server.testing.contracts.session import SessionContract
     from blink_server.testing.contracts.tokenizer import TokenizerContract
     from blink_server.testing.contracts.tool_format import ToolFormatContract
@@ -25,6 +26,7 @@ __all__ = [
     "BackendContract",
     "EngineContract",
     "ImporterContract",
+    "SamplerContract",
     "SessionContract",
     "TokenizerContract",
     "ToolFormatContract",
@@ -35,6 +37,7 @@ _MODULES = {
     "BackendContract": "backend",
     "EngineContract": "engine",
     "ImporterContract": "importer",
+    "SamplerContract": "sampler",
     "SessionContract": "session",
     "TokenizerContract": "tokenizer",
     "ToolFormatContract": "tool_format",

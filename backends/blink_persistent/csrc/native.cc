@@ -287,7 +287,10 @@ NB_MODULE(_native, m) {
     nb::class_<HostEngine>(m, "HostEngine")
         .def(
             "arrays", [](nb::handle self, uint32_t phase) { return phase_arrays(self, phase); }, "phase"_a,
-            nb::sig("def arrays(self, phase: int) -> dict[str, NDArray[numpy.int32]]"));
+            nb::sig("def arrays(self, phase: int) -> dict[str, NDArray[numpy.int32]]"))
+        .def_prop_ro(
+            "tables_address", [](HostEngine& e) { return reinterpret_cast<uint64_t>(&e.tables); },
+            "Of its EngineTables (provisioned.h), for code that is compiled beside this module.");
     m.def("make_engine", &make_engine, nb::kw_only(), "graphs"_a, "decode_lookup"_a, "prefill_lookup"_a,
           "eos_token_ids"_a, "max_rows"_a, "max_sequences"_a, "max_prefill_tokens"_a, "token_granularity"_a,
           "context_length"_a, "vocabulary_size"_a, "block_size"_a, "block_count"_a, "max_blocks"_a, "rows_movable"_a,

@@ -1,5 +1,11 @@
 // The last kernel of every step's graph: samples each row, then counts the step as completed.
+//
+// A sampler plugin's code stands before this text and defines BLINK_SAMPLER (sampler_plugin.h).
 #include "blink/sampler_block.h"
+
+#ifndef BLINK_SAMPLER
+#define BLINK_SAMPLER BlockSampler
+#endif
 
 namespace blink {
 
@@ -84,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(blink::GpuBlock::kLanes)
     if ((row.flags & kSamplingActive) != 0) {
         GpuBlock block(shared);
         const uint64_t place = static_cast<uint64_t>(blockIdx.x) * sampler->engine.vocabulary_size;
-        BlockSampler<GpuBlock>(block, sampler->engine, row, sampler->logits + place, sampler->scratch + place)
+        BLINK_SAMPLER<GpuBlock>(block, sampler->engine, row, sampler->logits + place, sampler->scratch + place)
             .sample(buffers, blockIdx.x);
     }
     __syncthreads();

@@ -25,15 +25,20 @@ class DeviceCodeError(RuntimeError):
 
 
 def compile_program(
-    source: str, *, arch: str, definitions: Sequence[str] = (), epilogue: str = ""
+    source: str,
+    *,
+    arch: str,
+    definitions: Sequence[str] = (),
+    prologue: str = "",
+    epilogue: str = "",
 ) -> bytes:
     """The cubin of `csrc/<source>`, fully linked, from the cache where it has been compiled before.
 
     `arch` is a real architecture such as "sm_90"; `definitions` are macros ("NAME" or
-    "NAME=VALUE"); `epilogue` is put after the source's text. Raises DeviceCodeError with the
-    compiler's log, or naming the package to install.
+    "NAME=VALUE"); `prologue` and `epilogue` are put before and after the source's text. Raises
+    DeviceCodeError with the compiler's log, or naming the package to install.
     """
-    text = (SOURCE_DIRECTORY / source).read_text() + epilogue
+    text = prologue + (SOURCE_DIRECTORY / source).read_text() + epilogue
     options = [
         f"--gpu-architecture={arch}",
         "--std=c++17",

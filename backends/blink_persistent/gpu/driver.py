@@ -168,9 +168,15 @@ class Gpu:
         self.own("cuIpcCloseMemHandle", address)
         return int(address)
 
-    def load(self, source: str, structs: Sequence[type[ctypes.Structure]]) -> DeviceProgram:
-        """Compile, load and own `csrc/<source>`; `structs` are the mirrors that it must match."""
-        cubin = compile_program(source, arch=self.arch, epilogue=layout_assertions(structs))
+    def load(
+        self, source: str, structs: Sequence[type[ctypes.Structure]], *, prologue: str = ""
+    ) -> DeviceProgram:
+        """Compile, load and own `csrc/<source>`, with `prologue` before its text.
+
+        `structs` are the mirrors that it must match.
+        """
+        mirrors = layout_assertions(structs)
+        cubin = compile_program(source, arch=self.arch, prologue=prologue, epilogue=mirrors)
         with self.exclusive():
             module = self.call("cuModuleLoadData", cubin)
         self.own("cuModuleUnload", module)

@@ -58,6 +58,7 @@ class SamplingRow(ctypes.Structure):
         ("grammar_words", c_uint32),
         ("grammar_state", c_uint32),
         ("grammar_length", c_uint32),
+        ("kept", c_uint32),
     ]
 
 

@@ -33,10 +33,11 @@ class DeviceSampler:
     The kernel also counts the step as completed, so it has to be the last one of a step.
     """
 
-    def __init__(self, gpu: Gpu, tables: EngineTables, logits: int) -> None:
+    def __init__(self, gpu: Gpu, tables: EngineTables, logits: int, *, plugin: str = "") -> None:
         """`logits`: address of float32 [most rows or sequences, vocabulary_size].
 
-        Raises ValueError for a vocabulary that is too large.
+        `plugin`: the code of a sampler that chooses instead (sampler_plugin.h). Raises ValueError
+        for a vocabulary that is too large.
         """
         if tables.vocabulary_size > MAX_VOCABULARY:
             raise ValueError(
@@ -44,7 +45,9 @@ class DeviceSampler:
             )
         rows = max(tables.max_rows, tables.max_sequences)
         self._gpu = gpu
-        self._kernel = gpu.load("sampler_gpu.cu", SAMPLER_STRUCTS).function("blink_sample")
+        self._kernel = gpu.load("sampler_gpu.cu", SAMPLER_STRUCTS, prologue=plugin).function(
+            "blink_sample"
+        )
         self._address = gpu.place(
             SamplerGpu(
                 engine=tables,

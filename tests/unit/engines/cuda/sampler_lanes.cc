@@ -2,67 +2,22 @@
 // with the host's sampler: tokens and ids must be equal, log-probabilities close.
 //
 // usage: sampler_lanes LANES SEED ROWS
-#include <atomic>
-#include <barrier>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "blink/sampler_block.h"
 #include "blink/sampler_host.h"
+#include "blink/thread_lanes.h"
 #include "grammar_cases.h"
 
 namespace blink {
 namespace {
 
 constexpr uint32_t kVocabularies[] = {7, 1003, 20000};
-
-struct Team {
-    explicit Team(uint32_t count)
-        : barrier(count), values{std::vector<uint64_t>(count), std::vector<uint64_t>(count)} {}
-    std::barrier<> barrier;
-    std::vector<uint64_t> values[2];
-};
-
-class Lane {
-  public:
-    Lane(Team& team, uint32_t lane) : team_(team), lane_(lane) {}
-    uint32_t lane() const { return lane_; }
-    uint32_t lanes() const { return static_cast<uint32_t>(team_.values[0].size()); }
-    void sync() { team_.barrier.arrive_and_wait(); }
-    uint64_t sum(uint64_t value) {
-        return fold(value, lanes(), [](uint64_t a, uint64_t b) { return a + b; });
-    }
-    uint64_t max(uint64_t value) {
-        return fold(value, lanes(), [](uint64_t a, uint64_t b) { return std::max(a, b); });
-    }
-    uint64_t scan(uint64_t value) {
-        return fold(value, lane_, [](uint64_t a, uint64_t b) { return a + b; });
-    }
-    static void add(uint32_t* word, uint32_t value) { std::atomic_ref(*word).fetch_add(value); }
-    static void add(float* word, float value) { std::atomic_ref(*word).fetch_add(value); }
-    static void set_bits(uint32_t* word, uint32_t bits) { std::atomic_ref(*word).fetch_or(bits); }
-    static uint32_t take(uint32_t* word) { return std::atomic_ref(*word).exchange(0); }
-
-  private:
-    // With one barrier, as on the GPU: what follows may not rely on a second.
-    template <class Combine>
-    uint64_t fold(uint64_t value, uint32_t until, Combine combine) {
-        std::vector<uint64_t>& values = team_.values[parity_ ^= 1];
-        values[lane_] = value;
-        sync();
-        uint64_t result = 0;
-        for (uint32_t i = 0; i < until; ++i) result = combine(result, values[i]);
-        return result;
-    }
-
-    Team& team_;
-    uint32_t lane_;
-    uint32_t parity_ = 0;
-};
 
 struct Outputs {
     int32_t token = -2;
@@ -162,14 +117,9 @@ Outputs sample_by_lanes(Case& c, const EngineTables& engine, uint32_t count) {
     Outputs found;
     const PhaseBuffers buffers = found.buffers(&c.row);
     std::vector<uint64_t> scratch(c.logits.size(), 0xABABABABABABABABull);
-    Team team(count);
-    std::vector<std::jthread> lanes;
-    for (uint32_t i = 0; i < count; ++i)
-        lanes.emplace_back([&, i] {
-            Lane lane(team, i);
-            BlockSampler<Lane>(lane, engine, c.row, c.logits.data(), scratch.data()).sample(buffers, 0);
-        });
-    lanes.clear();
+    run_lanes(count, [&](Lane& lane) {
+        BlockSampler<Lane>(lane, engine, c.row, c.logits.data(), scratch.data()).sample(buffers, 0);
+    });
     found.state = c.row.grammar_state;
     return found;
 }

@@ -21,7 +21,8 @@ namespace blink {
 constexpr uint32_t kPromptBit = 1u << 31;  // of a token's count: it is part of the prompt
 
 template <class Block>
-class BlockSampler : RowMasses<Block> {
+class BlockSampler : protected RowMasses<Block> {
+  protected:
     using Masses = RowMasses<Block>;
     using Masses::best_;
     using Masses::block_;
