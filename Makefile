@@ -10,7 +10,7 @@ SOURCES := CMakeLists.txt $(shell find $(NATIVE) -type f)
 CHECKED := blink_server backends plugins tests tools
 CXX_SOURCES := $(shell find $(NATIVE) -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo stop test test-all test-rdma coverage lint format bench bench-llama bench-steps stubs clean
+.PHONY: help demo stop test test-all test-rdma coverage lint format bench bench-llama bench-steps bench-tokenizer stubs clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -26,6 +26,7 @@ help:
 	@echo "make bench       measure the server on this machine against its targets"
 	@echo "make bench-llama the same against llama.cpp, which it builds first (minutes)"
 	@echo "make bench-steps what a step costs beside its engine, and a claim among 4,096 slots"
+	@echo "make bench-tokenizer  blink_bpe against tokenizers, tiktoken and llama.cpp's tokenizer"
 	@echo "make lint        ruff, clang-format and mypy alone"
 	@echo "make format      rewrite Python and C++ in the project's format"
 	@echo "make stubs       write the native modules' type stubs again"
@@ -84,6 +85,9 @@ bench-llama: $(VENV)/installed-dev
 
 bench-steps: $(VENV)/installed-dev
 	$(BIN)/python tests/bench/step_overhead.py
+
+bench-tokenizer: $(VENV)/installed-dev
+	$(BIN)/python tests/bench/tokenizer.py
 
 stubs: $(VENV)/installed-dev
 	$(BIN)/python -m nanobind.stubgen -m blink_persistent._native -o backends/blink_persistent/_native.pyi
