@@ -33,6 +33,7 @@ class HttpOptions:
     max_body_mib: int = 16
     max_connections: int = 1000
     head_timeout_secs: float = 15.0
+    grammar_timeout_ms: int = 5000
     cors_origins: str = ""
     access_log: str | None = None
     tls_certificate: str | None = None
@@ -67,6 +68,7 @@ def settings_from(environment: Mapping[str, str]) -> ServerSettings:
     return ServerSettings(
         api_key_file=None if key_file is None else Path(key_file),
         head_seconds=options.head_timeout_secs,
+        grammar_seconds=options.grammar_timeout_ms / 1000,
         max_body_bytes=options.max_body_mib * 1024 * 1024,
         max_requests_per_key=options.max_requests_per_key,
         request_seconds=options.request_timeout_secs,
@@ -111,6 +113,13 @@ _OPTIONS = [
         default=15.0,
         show_default=True,
         help="How long a new connection may take to send the head of a request.",
+    ),
+    click.option(
+        "--grammar-timeout-ms",
+        type=click.IntRange(10, 600_000),
+        default=5000,
+        show_default=True,
+        help="How long a schema or expression for structured outputs may take to compile.",
     ),
     click.option(
         "--cors-origin",
@@ -161,6 +170,7 @@ def http_options(command: Command) -> Command:
         max_body_mib: int,
         max_connections: int,
         head_timeout_secs: float,
+        grammar_timeout_ms: int,
         admin_key_file: Path | None,
         strict_readiness: bool,
         otlp_endpoint: str | None,
@@ -173,6 +183,7 @@ def http_options(command: Command) -> Command:
             max_body_mib=max_body_mib,
             max_connections=max_connections,
             head_timeout_secs=head_timeout_secs,
+            grammar_timeout_ms=grammar_timeout_ms,
             cors_origins=",".join(cors_origins),
             access_log=_log_target(access_log),
             tls_certificate=_readable(tls_certificate, "--tls-certificate"),

@@ -24,6 +24,7 @@ from blink_server.http.server_routes import server_version
 from blink_server.http_options import settings_from
 from blink_server.logs import configure_logging
 from blink_server.plugins import load_plugins
+from blink_server.text.grammar.compiler import GrammarCompiler
 
 _CATCH_UP_SECONDS = 3.0
 
@@ -67,12 +68,23 @@ class ShareMetrics:
             await asyncio.to_thread(self._metrics.tracer.close)
 
 
+class EndCompiler:
+    """Falcon middleware: the process that compiles grammars ends with the worker."""
+
+    def __init__(self, grammars: GrammarCompiler) -> None:
+        self._grammars = grammars
+
+    async def process_shutdown(self, scope: Mapping[str, Any], event: Mapping[str, Any]) -> None:
+        """After the last request."""
+        await self._grammars.close()
+
+
 def application() -> App:
     """The application of this worker, configured by the environment that `serve` has set."""
     configure_logging()
     plugins = load_plugins()
-    directory = ModelDirectory()
     settings = settings_from(os.environ)
+    directory = ModelDirectory(GrammarCompiler(seconds=settings.grammar_seconds))
     metrics = Metrics(Path(os.environ[METRICS_VARIABLE]))
     if settings.otlp_endpoint is not None:
         from blink_server.http.tracing import otlp_tracer
@@ -80,7 +92,7 @@ def application() -> App:
         metrics.tracer = otlp_tracer(settings.otlp_endpoint, server_version())
     metrics.on_finished = lambda request: plugins.observers.request_finished(request)
     app = create_app(directory, settings, metrics=metrics)
-    app.add_middleware(ShareMetrics(metrics))
+    app.add_middleware([ShareMetrics(metrics), EndCompiler(directory.grammars)])
     add_plugin_routes(app, plugins, directory)
     follower = CatalogFollower(
         Path(os.environ[CONTROL_SOCKET_VARIABLE]),

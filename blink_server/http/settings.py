@@ -15,8 +15,9 @@ class ServerSettings:
     keys, read again when it changes. Without both everybody is let in.
     head_seconds: how long a new connection may take until its first request's head is complete.
     max_body_bytes, body_seconds: the largest request body, and how long it may take to arrive.
-    max_n: most choices of one prompt. max_requests_per_key: most requests in progress for one key,
-    in this worker. request_seconds: longest time from a request to its end.
+    max_n: most choices of one prompt. grammar_seconds: how long a schema or an expression that an
+    answer must fulfil may take to compile. max_requests_per_key: most requests in progress for one
+    key, in this worker. request_seconds: longest time from a request to its end.
     retry_seconds: how long a request that an endpoint never ran waits for the next endpoint.
     awaited_seconds: how long a request waits for a version for which the one before made way.
     cors_origins: web pages of which origins may call ("*": all); none by default.
@@ -33,6 +34,7 @@ class ServerSettings:
     max_body_bytes: int = 16 * 1024 * 1024
     body_seconds: float = 30.0
     max_n: int = 128
+    grammar_seconds: float = 5.0
     max_requests_per_key: int | None = None
     request_seconds: float | None = None
     retry_seconds: float = 5.0

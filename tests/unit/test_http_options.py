@@ -47,6 +47,7 @@ def test_what_is_given_reaches_the_worker(tmp_path: Path) -> None:
         *("--max-requests-per-key", "3", "--request-timeout-secs", "1.5", "--max-body-mib", "2"),
         *("--cors-origin", "https://a", "--cors-origin", "https://b", "--access-log", str(log)),
         *("--max-connections", "7", "--head-timeout-secs", "2.5"),
+        *("--grammar-timeout-ms", "250"),
         *("--default-model", "chat:3", "--strict-readiness"),
     )
     assert options.gunicorn_arguments() == ["--worker-connections=7"]
@@ -54,6 +55,7 @@ def test_what_is_given_reaches_the_worker(tmp_path: Path) -> None:
     assert settings_from(environment) == ServerSettings(
         api_key_file=tmp_path / "keys",
         head_seconds=2.5,
+        grammar_seconds=0.25,
         max_body_bytes=2 * 1024 * 1024,
         max_requests_per_key=3,
         request_seconds=1.5,

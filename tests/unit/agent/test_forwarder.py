@@ -136,5 +136,5 @@ def test_a_grammar_that_requests_share_is_sent_once(machine: Any, writes: list[W
         machine.relay.flush()
     tables = [(offset, size) for region, offset, size in writes if region is Region.AUX]
     assert tables == [(4 * place, table.nbytes)]
-    sent = machine.harness.ring.aux[0][place : place + len(table)]
+    sent = machine.harness.ring.aux[1][place : place + len(table)]
     assert sent.tolist() == table.tolist()
