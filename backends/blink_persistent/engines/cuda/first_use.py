@@ -22,7 +22,8 @@ Exclusive = Callable[[], AbstractContextManager[None]]
 
 _here = threading.local()
 _LAUNCH_NOTHING = frozenset(
-    {"as_strided", "detach", "empty", "empty_strided", "select", "slice", "split", "t", "view"}
+    "alias as_strided detach empty empty_strided expand permute select slice split"
+    " split_with_sizes t transpose unbind unsqueeze view".split()
 )
 
 
@@ -91,8 +92,10 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        leaves = tree_leaves((args, kwargs))
-        if func.overloadpacket.__name__ in _LAUNCH_NOTHING or not self._concern(leaves):
+        leaves, name = tree_leaves((args, kwargs)), func.overloadpacket.__name__
+        if name in _LAUNCH_NOTHING or not self._concern(leaves):
+            return func(*args, **kwargs)
+        if name == "copy_" and _moves_bytes(*args[:2]):
             return func(*args, **kwargs)
         use = (func, *map(_what_it_is, leaves))
         if use in _here.known:
@@ -106,6 +109,12 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
         """Is any of an operation's arguments on the GPU, or the GPU itself?"""
         devices = (leaf.device if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
         return any(isinstance(at, torch.device) and at.type == self._device for at in devices)
+
+
+def _moves_bytes(to: torch.Tensor, source: torch.Tensor) -> bool:
+    """Is the copy of weights from the host one of the driver's, which launches nothing?"""
+    alike = to.dtype == source.dtype and to.is_contiguous() and source.is_contiguous()
+    return bool(alike and source.device.type == "cpu")
 
 
 def _what_it_is(argument: object) -> object:

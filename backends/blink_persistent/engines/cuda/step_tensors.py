@@ -93,7 +93,10 @@ class KvCache:
     ) -> KvCache:
         shape = (architecture.kv_heads, block_size, architecture.head_dim)
         whole = (architecture.layers, 2, block_count, *shape)
-        return cls(torch.zeros(whole, dtype=dtype, device=device))
+        pages = torch.empty(whole, dtype=dtype, device=device)
+        for layer in pages:  # all of it at once would take tens of milliseconds
+            layer.zero_()
+        return cls(pages)
 
     def layer(self, number: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, [block_count, kv_heads, block_size, head_dim] each."""

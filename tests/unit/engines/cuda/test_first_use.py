@@ -84,6 +84,15 @@ def test_what_is_made_on_the_gpu_counts_and_what_stays_on_the_host_does_not(slic
         assert slices.count == 2
 
 
+def test_weights_that_are_copied_as_they_are_need_no_kernel(slices: Slices) -> None:
+    with loading_in_slices(slices, device="meta", finish=slices.finish):
+        place = torch.empty(70_005, device="meta")
+        place.copy_(torch.empty(70_005))
+        assert slices.count == 0
+        place.copy_(torch.empty(70_005, dtype=torch.bfloat16))  # converted on the GPU
+        assert slices.count == 1
+
+
 def test_another_threads_libraries_have_nothing_loaded_yet(slices: Slices) -> None:
     def multiply() -> None:
         with loading_in_slices(slices, device="meta", finish=slices.finish):
