@@ -189,6 +189,16 @@ def test_spans_of_one_read_come_side_by_side(port: RingPort) -> None:
     assert len(words[-1]) == 0
 
 
+def test_a_read_may_be_as_long_as_is_said(port: RingPort) -> None:
+    """In however many pieces, none of them a whole number of 8-byte words."""
+    arena = 4 * 2 * 256 * SHAPE.context_length
+    few = [Span(Region.PROMPTS, 4 * n, 4) for n in range(1999)]
+    left = port.longest_read - 4 * len(few)
+    whole = [Span(Region.PROMPTS, 4, min(arena - 8, left - at)) for at in range(0, left, arena - 8)]
+    buffers = port.read([*few, *whole])
+    assert sum(len(buffer) for buffer in buffers) == port.longest_read
+
+
 def test_the_parts_of_two_ports_are_apart(make_port: MakePort) -> None:
     first, second = make_port(0, 1), make_port(1, 2)
     try:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from blink_persistent.agent.port import Bytes, PortLost, Region, Span, header_of, parts, place
+from blink_persistent.agent.port import (
+    PADDING,
+    Bytes,
+    PortLost,
+    Region,
+    Span,
+    header_of,
+    parts,
+    place,
+)
 from blink_persistent.gpu.driver import CudaError, Gpu
 from blink_persistent.ring import HEADER
 
@@ -27,7 +36,7 @@ class CudaPort:
         self._gpu = gpu
         self._address = address
         self._stream = gpu.new_stream()
-        self._fetched, _ = gpu.host_memory(self.longest_read)
+        self._fetched, _ = gpu.host_memory(self.longest_read + PADDING)
         self._staging, _ = gpu.host_memory(_STAGED)
         self._staged = 0
         header = header_of(self._copy_here([(0, HEADER.itemsize)])[0])

@@ -14,6 +14,9 @@ from blink_server.errors import BlinkError, Unavailable
 
 Bytes = npt.NDArray[np.uint8]
 
+PADDING = 1 << 16
+"""Bytes beside the longest read of a port that aligns its spans, enough for 8,192 of them."""
+
 
 class PortLost(BlinkError):
     """The ring cannot be reached any more; what was written last may have landed or not."""

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
-from blink_persistent.agent.port import Bytes, Part, PortLost, Region, Span, header_of, place
+from blink_persistent.agent.port import (
+    PADDING,
+    Bytes,
+    Part,
+    PortLost,
+    Region,
+    Span,
+    header_of,
+    place,
+)
 from blink_persistent.ring import HEADER
 from blink_server.errors import Unavailable
 from rdma_frontend.completions import Progress
@@ -59,7 +68,7 @@ class RdmaPort:
         self._resources.callback(device.close)
         with contextlib.ExitStack() as failed:
             failed.callback(self._resources.close)
-            self._fetched = Buffer(device, self.longest_read)
+            self._fetched = Buffer(device, self.longest_read + PADDING)
             self._staging = Buffer(device, _STAGED)
             self._progress = Progress(device, 2 * _DEPTH)
             self._resources.callback(self._progress.close)
@@ -77,20 +86,18 @@ class RdmaPort:
 
     def read(self, spans: Sequence[Span]) -> list[Bytes]:
         """READs side by side into registered memory, posted together; waits for the last."""
-        v, buffers, at = verbs(), [], 0
-        for span in spans:
-            start = place(self._parts, span.region, span.offset, span.length)
-            buffer = self._fetched.bytes[at : at + span.length]
-            if buffer.nbytes < span.length:
-                raise ValueError(f"spans of one read have at most {self.longest_read} bytes")
+        places = [place(self._parts, span.region, span.offset, span.length) for span in spans]
+        starts = [0, *accumulate(-(-span.length // 8) * 8 for span in spans)]
+        if starts[-1] > self.longest_read + PADDING:
+            raise ValueError(f"spans of one read have at most {self.longest_read} bytes")
+        for span, there, at in zip(spans, places, starts, strict=False):
             if span.length:
                 here = (self._fetched.address + at, span.length, self._fetched.key)
-                self._queue(v.e.IBV_WR_RDMA_READ, here, self._keys[span.region], start)
-            buffers.append(buffer)
-            at += -(-span.length // 8) * 8
+                self._queue(verbs().e.IBV_WR_RDMA_READ, here, self._keys[span.region], there)
         self._start()
         self._wait()
-        return buffers
+        fetched = self._fetched.bytes
+        return [fetched[at : at + span.length] for span, at in zip(spans, starts, strict=False)]
 
     def write(self, region: Region, offset: int, data: Bytes) -> None:
         """Copy into registered memory; the WRITE goes with the next `post` or `read`."""
