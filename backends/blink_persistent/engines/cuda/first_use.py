@@ -22,8 +22,24 @@ Exclusive = Callable[[], AbstractContextManager[None]]
 
 _here = threading.local()
 _LAUNCH_NOTHING = frozenset(
-    "alias as_strided detach empty empty_strided expand permute select slice split"
-    " split_with_sizes t transpose unbind unsqueeze view".split()
+    [
+        "alias",
+        "as_strided",
+        "detach",
+        "empty",
+        "empty_strided",
+        "expand",
+        "permute",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "t",
+        "transpose",
+        "unbind",
+        "unsqueeze",
+        "view",
+    ]
 )
 
 
