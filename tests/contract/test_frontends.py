@@ -55,13 +55,15 @@ def site(
     plugins.mkdir(mode=0o700)
     (plugins / "exotic.py").write_text(EXOTIC)
     (plugins / "exotic.py").chmod(0o600)
+    no_plugins = directory / "none"
+    no_plugins.mkdir()
     open_key_directory(directory / "keys")
     with socket.create_server(("127.0.0.1", 0)) as free:
         door = f"127.0.0.1:{free.getsockname()[1]}"
     frontend = [
         *("frontend", f"--connect={door}", f"--token-file={directory}/keys/token", "--port=0"),
         *(f"--transport={transport}", f"--device={frontend_device}"),
-        f"--cache-dir={directory}/cache",
+        *(f"--cache-dir={directory}/cache", f"--plugin-dir={no_plugins}"),
     ]
     programs = [
         Program(

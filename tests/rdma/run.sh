@@ -41,12 +41,15 @@ export PYTHONPATH=$tools/usr/lib/python3/dist-packages
 $python -c 'import pyverbs.device' || cannot "pyverbs and .venv are of different Pythons"
 
 export RDMA_VM_CACHE=$PWD/build/rdma/vm
-tests/rdma/run-in-rdma-vm.sh --prepare
+tests/rdma/run-in-rdma-vm.sh --prepare || cannot "the guest cannot be made ready"
 if [ "${1:-}" = --run ]; then
     shift
 else # pytest's files go to the guest's own memory, and with it
     set -- -m pytest -p no:cacheprovider -m rdma tests/rdma tests/contract/test_agent_contract.py \
         tests/contract/test_frontends.py "$@"
 fi
-exec tests/rdma/run-in-rdma-vm.sh --env PYTHONUNBUFFERED=1 --timeout "${RDMA_TIMEOUT:-600}" \
-    $python "$@"
+status=0
+tests/rdma/run-in-rdma-vm.sh --env PYTHONUNBUFFERED=1 --timeout "${RDMA_TIMEOUT:-900}" \
+    $python "$@" || status=$?
+[ $status != 125 ] || cannot "the guest does not run here"
+exit $status
