@@ -36,7 +36,8 @@ def blink_option_schemas() -> Mapping[str, Mapping[str, Schema]]:
 @hookimpl
 def blink_tool_parsers() -> Mapping[str, ToolFormatFactory]:
     """The families in use; a model's chat template tells which is its own."""
-    from blink_server.text.tools.json_formats import Hermes, Llama3Json, Mistral
+    from blink_server.text.tools.json_formats import Hermes, Llama3Json
+    from blink_server.text.tools.mistral import Mistral, MistralArgs
     from blink_server.text.tools.pythonic import Pythonic
 
     return {
@@ -44,6 +45,7 @@ def blink_tool_parsers() -> Mapping[str, ToolFormatFactory]:
         "pythonic": Pythonic,
         "llama3_json": Llama3Json,
         "mistral": Mistral,
+        "mistral_args": MistralArgs,
     }
 
 

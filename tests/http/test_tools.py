@@ -14,7 +14,8 @@ from blink_server.http.text_parts import TextParts
 from blink_server.testing.fake_backend import answer
 from blink_server.testing.tiny_tokenizer import CHAT_TEMPLATE
 from blink_server.text.chat_template import ChatTemplate
-from blink_server.text.tools.json_formats import JsonCalls, Mistral
+from blink_server.text.tools.json_formats import JsonCalls
+from blink_server.text.tools.mistral import Mistral
 
 TEMPLATE = (
     "{% if tools %}{% for tool in tools %}{{ tool.function.name }};{% endfor %}{% endif %}"

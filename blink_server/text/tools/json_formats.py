@@ -1,4 +1,4 @@
-"""Families that write calls as JSON objects: Hermes and Qwen, Llama 3, Mistral."""
+"""Families that write calls as JSON objects: Hermes and Qwen, Llama 3."""
 
 from __future__ import annotations
 
@@ -166,24 +166,25 @@ class JsonCalls:
         self._raw, self._begun, self._at = "", False, _At.CONTENT
 
 
-def _rest_of_call(shape: CallShape, key: str) -> Spec:
+def rest_of_call(shape: CallShape, key: str) -> Spec:
     """What follows `{"name": "`: a name, the arguments, the object's end."""
     calls = [
-        sequence(text(_named(tool.name, key)), OPTIONAL_SPACE, tool.arguments, text("}"))
+        sequence(text(named(tool.name, key)), OPTIONAL_SPACE, tool.arguments, text("}"))
         for tool in shape.tools
     ]
     return any_of(*calls)
 
 
-def _after_opening(name: str | None, shape: CallShape, key: str) -> Spec:
+def rest_of_first_call(name: str | None, shape: CallShape, key: str) -> Spec:
     """The rest of the first call, whose name is in the opening where it was demanded."""
     if name is None:
-        return _rest_of_call(shape, key)
+        return rest_of_call(shape, key)
     [arguments] = [tool.arguments for tool in shape.tools if tool.name == name]
     return sequence(OPTIONAL_SPACE, arguments, text("}"))
 
 
-def _content_before(marker: str, calls: Spec) -> Spec:
+def content_before(marker: str, calls: Spec) -> Spec:
+    """Content without the marker, and perhaps calls behind it."""
     return sequence({"type": "not_containing", "text": marker}, repeat(calls, most=1))
 
 
@@ -197,16 +198,16 @@ class Hermes:
         return "<tool_call>" in chat_template and "<function=" not in chat_template
 
     def opening(self, name: str | None) -> str:
-        return '<tool_call>\n{"name": "' + _named(name, "arguments")
+        return '<tool_call>\n{"name": "' + named(name, "arguments")
 
     def after_opening(self, name: str | None, shape: CallShape) -> Spec:
         close = text("\n</tool_call>")
-        again = sequence(text("\n" + self.opening(None)), _rest_of_call(shape, "arguments"), close)
-        first = sequence(_after_opening(name, shape, "arguments"), close)
+        again = sequence(text("\n" + self.opening(None)), rest_of_call(shape, "arguments"), close)
+        first = sequence(rest_of_first_call(name, shape, "arguments"), close)
         return sequence(first, repeat(again)) if shape.parallel and name is None else first
 
     def content_then(self, calls: Spec) -> Spec:
-        return _content_before("<tool_call>", calls)
+        return content_before("<tool_call>", calls)
 
     def parser(self, names: Collection[str]) -> JsonCalls:
         return JsonCalls("<tool_call>", "</tool_call>")
@@ -224,11 +225,11 @@ class Llama3Json:
         return "<|python_tag|>" in chat_template
 
     def opening(self, name: str | None) -> str:
-        return '{"name": "' + _named(name, "parameters")
+        return '{"name": "' + named(name, "parameters")
 
     def after_opening(self, name: str | None, shape: CallShape) -> Spec:
-        again = sequence(text("; " + self.opening(None)), _rest_of_call(shape, "parameters"))
-        first = _after_opening(name, shape, "parameters")
+        again = sequence(text("; " + self.opening(None)), rest_of_call(shape, "parameters"))
+        first = rest_of_first_call(name, shape, "parameters")
         return sequence(first, repeat(again)) if shape.parallel and name is None else first
 
     def content_then(self, calls: Spec) -> Spec:
@@ -243,32 +244,6 @@ class Llama3Json:
         return f"call_{random_id(24)}"
 
 
-class Mistral:
-    """`[TOOL_CALLS][{"name": ..., "arguments": ...}]`: Mistral 7B v0.3, Nemo, Small 2409."""
-
-    special_tokens = ("[TOOL_CALLS]",)
-
-    def recognises(self, chat_template: str) -> bool:
-        return "[TOOL_CALLS]" in chat_template
-
-    def opening(self, name: str | None) -> str:
-        return '[TOOL_CALLS][{"name": "' + _named(name, "arguments")
-
-    def after_opening(self, name: str | None, shape: CallShape) -> Spec:
-        again = sequence(text(', {"name": "'), _rest_of_call(shape, "arguments"))
-        first = _after_opening(name, shape, "arguments")
-        several = shape.parallel and name is None
-        return sequence(first, repeat(again) if several else text(""), text("]"))
-
-    def content_then(self, calls: Spec) -> Spec:
-        return _content_before("[TOOL_CALLS]", calls)
-
-    def parser(self, names: Collection[str]) -> JsonCalls:
-        return JsonCalls("[TOOL_CALLS]")
-
-    def call_id(self) -> str:
-        return random_id(9)  # the length that Mistral's templates insist on
-
-
-def _named(name: str | None, key: str) -> str:
+def named(name: str | None, key: str) -> str:
+    """What follows `{"name": "` up to the arguments; nothing where no name is demanded."""
     return "" if name is None else f'{json.dumps(name)[1:-1]}", "{key}":'

@@ -93,6 +93,14 @@ CASES: list[tuple[str, str, Result]] = [
     ),
     ("mistral", "text [TOOL", ("text [TOOL", [])),
     (
+        "mistral_args",
+        f"Let me see. [TOOL_CALLS]f[ARGS]{PARIS}[TOOL_CALLS]get_weather[CALL_ID]abc[ARGS] {{}} ",
+        ("Let me see.", [("f", PARIS), ("get_weather", "{}")]),
+    ),
+    ("mistral_args", '[TOOL_CALLS]f[ARGS]{"x": 1', ("", [("f", '{"x": 1')])),
+    ("mistral_args", "see [TOOL_CALLS]f[AR", ("see [TOOL_CALLS]f[AR", [])),
+    ("mistral_args", "[TOOL_CALL] [ARGS]", ("[TOOL_CALL] [ARGS]", [])),
+    (
         "pythonic",
         '[get_weather(city="Par)is, [", days=[1, 2], ok=true, no=None), f()]',
         ("", [("get_weather", PYTHON), ("f", "{}")]),
@@ -114,7 +122,16 @@ def test_calls_and_content(family: str, text: str, expected: Result) -> None:
 
 
 FRAGMENTS = [
-    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", '{"name": "f"', "}", "]"),
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "<|python_tag|>",
+        '{"name": "f"',
+        "}",
+        "]",
+    ),
     *(', "arguments": {"a": [1, "}"]}', ', "parameters": "x"', '"', "\\", "{", "[", " \n", "é😀"),
     *("[f(", "f(", "a=1", ", ", ")", "word", "'", "<", "</tool"),
 ]
@@ -138,7 +155,7 @@ def test_text_without_marks_is_content_unchanged(family: str, text: str) -> None
 
 @pytest.mark.parametrize("family", FORMATS)
 def test_an_opening_leads_to_a_call(family: str) -> None:
-    ends = {"pythonic": "x=1)]"}
+    ends = {"pythonic": "x=1)]", "mistral_args": ' {"x": 1}'}
     text = FORMATS[family].opening("f") + ends.get(family, ' {"x": 1}}')
     content, [(name, arguments)] = parse(family, [text])
     assert (content, name, json.loads(arguments)) == ("", "f", {"x": 1})
@@ -151,6 +168,7 @@ def test_templates_tell_their_family() -> None:
         "hermes": "return a json object within <tool_call></tool_call> XML tags",
         "llama3_json": "{{- '<|python_tag|>' }}",
         "mistral": "{{- '[TOOL_CALLS] [' }}",
+        "mistral_args": "{{- '[TOOL_CALLS]' + name + '[ARGS]' }}",
         "pythonic": "[func_name1(params_name1=params_value1...)] <|python_tag|>",
     }
     for family, template in templates.items():
