@@ -19,6 +19,7 @@ from blink_server.serve import serve_command
 DOCS = Path(__file__).parents[2] / "docs"
 OPERATIONS = (DOCS / "operations.md").read_text(encoding="utf-8")
 MODELS = (DOCS / "models.md").read_text(encoding="utf-8")
+DPU = (DOCS / "dpu.md").read_text(encoding="utf-8")
 UNIT = DOCS / "deploy" / "blink-server.service"
 CONTAINERFILE = DOCS / "deploy" / "Containerfile"
 ROW = re.compile(r"^\| `(?P<name>[^`]+)` \| (?P<default>[^|]*) \| (?P<meaning>[^|]*) \|$", re.M)
@@ -60,7 +61,7 @@ def test_every_flag_of_serve_has_its_row_and_its_default() -> None:
 
 @pytest.mark.parametrize(
     ("path", "text"),
-    [("check", OPERATIONS), ("plugins", OPERATIONS), ("import", MODELS), ("models pull", MODELS)],
+    [("check", OPERATIONS), ("plugins", OPERATIONS), ("import", MODELS), ("models pull", MODELS), ("frontend", OPERATIONS + DPU)],
 )
 def test_every_flag_of_the_other_commands_is_named(path: str, text: str) -> None:
     command: click.Command = main
@@ -74,7 +75,7 @@ def test_every_flag_of_the_other_commands_is_named(path: str, text: str) -> None
 
 
 def test_no_command_is_forgotten() -> None:
-    assert set(COMMANDS) == {"check", "import", "models", "plugins", "serve"}
+    assert set(COMMANDS) == {"check", "frontend", "import", "models", "plugins", "serve"}
 
 
 def test_every_limit_of_a_version_has_its_row_and_its_default() -> None:
