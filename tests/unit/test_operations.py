@@ -61,7 +61,13 @@ def test_every_flag_of_serve_has_its_row_and_its_default() -> None:
 
 @pytest.mark.parametrize(
     ("path", "text"),
-    [("check", OPERATIONS), ("plugins", OPERATIONS), ("import", MODELS), ("models pull", MODELS), ("frontend", OPERATIONS + DPU)],
+    [
+        ("check", OPERATIONS),
+        ("plugins", OPERATIONS),
+        ("import", MODELS),
+        ("models pull", MODELS),
+        ("frontend", OPERATIONS + DPU),
+    ],
 )
 def test_every_flag_of_the_other_commands_is_named(path: str, text: str) -> None:
     command: click.Command = main
