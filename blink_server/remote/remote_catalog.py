@@ -130,6 +130,7 @@ class RemoteCatalog:
     def _start(self, entry: CatalogEntry) -> None:
         self._count += 1
         directory = self._directory / f"agent-{self._count}"
+        shutil.rmtree(directory, ignore_errors=True)  # of a frontend that was killed
         directory.mkdir(mode=0o700)
         reach = self._make_reach(entry, directory, self._changed)
         self._reaches[entry.key] = reach

@@ -148,6 +148,16 @@ async def test_a_new_start_of_a_version_is_another_endpoint(site: Any, frontend:
     await asyncio.wait_for(site.catalog.released(KEY), SECONDS)
 
 
+async def test_what_a_killed_frontend_has_left_is_no_hindrance(site: Any, tmp_path: Path) -> None:
+    (tmp_path / "agent-1").mkdir()
+    (tmp_path / "agent-1" / "ring.sock").touch()
+    frontend = Frontend(site, tmp_path)
+    reach = await frontend.first_reach()
+    assert list(reach.directory.iterdir()) == []
+    frontend.task.cancel()
+    await frontend.remote.close()
+
+
 async def test_settings_that_change_are_passed_on(site: Any, frontend: Frontend) -> None:
     (await frontend.first_reach()).succeed()
     await site.catalog.publish("READY", [replace(site.entry, aliases=("other",))])
