@@ -69,7 +69,7 @@ def compile_all() -> None:
     compile_kernel(located.locate_prefill, {**paged, "TILE": 256})
     for kernel in (norm.embed_norm, norm.add_norm):
         parts = {"PARTS": 4} if kernel is norm.add_norm else {}
-        compile_kernel(kernel, {"SIZE": 4096, "TILE": 4096, **parts}, num_warps=8)
+        compile_kernel(kernel, {"SIZE": 4096, "TILE": 4096, **parts}, num_warps=32)
     for rows, tile in ((16, 64), (32, 64), (64, 128)):
         cut = {"ROW_TILE": rows, "TILE": tile, "STEP": 64}
         for gated in (False, True):
@@ -80,19 +80,14 @@ def compile_all() -> None:
         shape = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": size, **paged}
         halves = {"GROUP_TILE": 4, "HALF_TILE": size // 2, "NORMED": heads == 32}
         halves |= {"PARTS": 2, "BIASED": heads == 9}
-        compile_kernel(rotary.rotate_append, shape | halves, num_warps=2)
+        compile_kernel(rotary.rotate_append, shape | halves, num_warps=1)
         tiles = {"DIM_TILE": size, "TILE": 64}
         for count in (1, 16):
             splits = {"SPLITS": count, "GROUP_TILE": 16, "TILE": 32}
             kernel = decode_attention.attend_split
             compile_kernel(kernel, shape | tiles | splits, num_warps=4, num_stages=5)
-        combined = {
-            "HEAD_DIM": size,
-            "SPLITS": 16,
-            "SPLIT_TILE": 16,
-            "DIM_TILE": size,
-        }
-        compile_kernel(decode_attention.combine_splits, combined, num_warps=2)
+        combined = {"HEAD_DIM": size, "SPLITS": 16, "SPLIT_TILE": 16, "DIM_TILE": size}
+        compile_kernel(decode_attention.combine_splits, combined, num_warps=8)
         for query_tile, warps in ((128, 8), (16, 4)):
             queries = {"QUERY_TILE": query_tile}
             kernel = prefill_attention.attend_tile

@@ -96,15 +96,16 @@ class Attention:
         )
         if splits == 1:
             return
+        split_tile = triton.next_power_of_2(splits)
         decode_attention.combine_splits[(rows * shape.heads,)](
             self._partial,
             self._log_sums,
             out,
             HEAD_DIM=shape.head_dim,
             SPLITS=splits,
-            SPLIT_TILE=triton.next_power_of_2(splits),
+            SPLIT_TILE=split_tile,
             DIM_TILE=dim_tile,
-            num_warps=2,
+            num_warps=max(1, min(split_tile * dim_tile // 256, 8)),
             **self._chain(rows),
         )
 

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from blink_persistent.engines.cuda.kernels import located, norm, rotary
 from blink_persistent.engines.cuda.kernels.attention import Attention
-from blink_persistent.engines.cuda.kernels.choices import Cuts, DecodeTiling, Shape, measured
+from blink_persistent.engines.cuda.kernels.choices import (
+    Cuts,
+    DecodeTiling,
+    Shape,
+    measured,
+    row_tile,
+)
 from blink_persistent.engines.cuda.kernels.products import Products
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Rotary
 from blink_server.importers.checkpoint import Architecture
@@ -110,7 +116,8 @@ class FusedKernels(Products, Attention):
         tokens, size = residual.shape
         norm.embed_norm[(tokens,)](
             token_ids, table, gain, residual, out, epsilon,
-            SIZE=size, TILE=triton.next_power_of_2(size), num_warps=8, **self.chain(tokens),
+            SIZE=size, TILE=triton.next_power_of_2(size),
+            num_warps=norm_warps(size, tokens), **self.chain(tokens),
         )  # fmt: skip
 
     def add_norm(
@@ -124,7 +131,8 @@ class FusedKernels(Products, Attention):
         tokens, size = residual.shape
         norm.add_norm[(tokens,)](
             delta, gain, residual, out, epsilon, tokens, PARTS=len(delta),
-            SIZE=size, TILE=triton.next_power_of_2(size), num_warps=8, **self.chain(tokens),
+            SIZE=size, TILE=triton.next_power_of_2(size),
+            num_warps=norm_warps(size, tokens), **self.chain(tokens),
         )  # fmt: skip
 
     def rotate_append(
@@ -163,9 +171,16 @@ class FusedKernels(Products, Attention):
             NORMED=normed,
             GROUP_TILE=triton.next_power_of_2(heads.heads // heads.kv_heads),
             HALF_TILE=triton.next_power_of_2(heads.head_dim // 2),
-            num_warps=2,
+            num_warps=1 if parts > 1 else 2,  # more would load parts one after the other
             **self.chain(tokens),
         )
+
+
+def norm_warps(size: int, tokens: int) -> int:
+    """So many that few tokens' programs have all their loads under way at once."""
+    if row_tile(tokens) is None:
+        return 8
+    return max(4, min(int(triton.next_power_of_2(size)) // 128, 32))
 
 
 def product_shapes(architecture: Architecture) -> list[Shape]:

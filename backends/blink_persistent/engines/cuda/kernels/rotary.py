@@ -63,45 +63,45 @@ def rotate_append(
     head = tl.program_id(1)
     i = tl.arange(0, HALF_TILE)
     inside = i < HALF
-    at = tl.load(positions + token)
-    cos = tl.load(cos_table + at * HALF + i, mask=inside, other=0.0)
-    sin = tl.load(sin_table + at * HALF + i, mask=inside, other=0.0)
     row = qkv + token * WIDTH
     stride = rows.to(tl.int64) * WIDTH
-
     g = tl.arange(0, GROUP_TILE)[:, None]
     both = (g < GROUP) & inside[None, :]
     place = (head * GROUP + g) * HEAD_DIM + i[None, :]
+    key = (HEADS + head) * HEAD_DIM + i
+    value = key + KV_HEADS * HEAD_DIM
+
+    # Everything is loaded before anything is waited for.
+    at = tl.load(positions + token)
+    entry = tl.load(entries + token)
     first = projected(row, bias, place, both, stride, PARTS, BIASED)
     second = projected(row, bias, place + HALF, both, stride, PARTS, BIASED)
+    key_first = projected(row, bias, key, inside, stride, PARTS, BIASED)
+    key_second = projected(row, bias, key + HALF, inside, stride, PARTS, BIASED)
+    value_first = projected(row, bias, value, inside, stride, PARTS, BIASED)
+    value_second = projected(row, bias, value + HALF, inside, stride, PARTS, BIASED)
+    cos = tl.load(cos_table + at * HALF + i, mask=inside, other=0.0)
+    sin = tl.load(sin_table + at * HALF + i, mask=inside, other=0.0)
+
     if NORMED:
         square = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
         scale = tl.rsqrt(square / HEAD_DIM + epsilon)[:, None]
         first *= scale * tl.load(q_norm + i, mask=inside, other=0.0).to(tl.float32)[None, :]
         second *= scale * tl.load(q_norm + HALF + i, mask=inside, other=0.0).to(tl.float32)[None, :]
+        square = tl.sum(key_first * key_first, axis=0) + tl.sum(key_second * key_second, axis=0)
+        scale = tl.rsqrt(square / HEAD_DIM + epsilon)
+        key_first *= scale * tl.load(k_norm + i, mask=inside, other=0.0).to(tl.float32)
+        key_second *= scale * tl.load(k_norm + HALF + i, mask=inside, other=0.0).to(tl.float32)
     first, second = turned_pair(first, second, cos[None, :], sin[None, :])
+    key_first, key_second = turned_pair(key_first, key_second, cos, sin)
+
     out = queries + token * HEADS * HEAD_DIM + place
     tl.store(out, first.to(queries.dtype.element_ty), mask=both)
     tl.store(out + HALF, second.to(queries.dtype.element_ty), mask=both)
-
-    entry = tl.load(entries + token)
-    if entry < 0:
-        return
+    known = inside & (entry >= 0)
     page = (entry // BLOCK_SIZE).to(tl.int64) * KV_HEADS + head
     target = (page * BLOCK_SIZE + entry % BLOCK_SIZE) * HEAD_DIM + i
-    key = (HEADS + head) * HEAD_DIM + i
-    first = projected(row, bias, key, inside, stride, PARTS, BIASED)
-    second = projected(row, bias, key + HALF, inside, stride, PARTS, BIASED)
-    if NORMED:
-        square = tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)
-        scale = tl.rsqrt(square / HEAD_DIM + epsilon)
-        first *= scale * tl.load(k_norm + i, mask=inside, other=0.0).to(tl.float32)
-        second *= scale * tl.load(k_norm + HALF + i, mask=inside, other=0.0).to(tl.float32)
-    first, second = turned_pair(first, second, cos, sin)
-    tl.store(keys + target, first.to(keys.dtype.element_ty), mask=inside)
-    tl.store(keys + target + HALF, second.to(keys.dtype.element_ty), mask=inside)
-    value = key + KV_HEADS * HEAD_DIM
-    first = projected(row, bias, value, inside, stride, PARTS, BIASED)
-    second = projected(row, bias, value + HALF, inside, stride, PARTS, BIASED)
-    tl.store(values + target, first.to(values.dtype.element_ty), mask=inside)
-    tl.store(values + target + HALF, second.to(values.dtype.element_ty), mask=inside)
+    tl.store(keys + target, key_first.to(keys.dtype.element_ty), mask=known)
+    tl.store(keys + target + HALF, key_second.to(keys.dtype.element_ty), mask=known)
+    tl.store(values + target, value_first.to(values.dtype.element_ty), mask=known)
+    tl.store(values + target + HALF, value_second.to(values.dtype.element_ty), mask=known)
