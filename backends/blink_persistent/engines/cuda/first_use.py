@@ -2,8 +2,9 @@
 
 A library loads a kernel when it is first launched, and both wait for every resident scheduler.
 Inside `loading_in_slices`, what is used for the first time has a slice to itself until it has run:
-a PyTorch operation that this thread has not run on the GPU with such arguments, and a compiled
-Triton kernel that is loaded. Compilation, and what has run before, happens beside the schedulers.
+a PyTorch operation that has not run on the GPU with such arguments, or not at all on this thread,
+and a compiled Triton kernel that is loaded. Compilation, and what has run before, happens beside
+the schedulers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 Exclusive = Callable[[], AbstractContextManager[None]]
 
-_here = threading.local()
+_loaded: set[tuple[object, ...]] = set()  # operations with their arguments, by this process
+_here = threading.local()  # `operations` of a thread: libraries keep their handles by thread
 _LAUNCH_NOTHING = frozenset(
     [
         "alias",
@@ -94,10 +96,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, exclusive: Exclusive, device: str) -> None:
         super().__init__()
         self._exclusive, self._device = exclusive, device
-        # Of the thread, not of the version: libraries keep their handles by thread, and what is
-        # loaded stays so for every version.
-        if not hasattr(_here, "known"):
-            _here.known = set()
+        if not hasattr(_here, "operations"):
+            _here.operations = set()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -114,11 +114,12 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
         if name == "copy_" and _moves_bytes(*args[:2]):
             return func(*args, **kwargs)
         use = (func, *map(_what_it_is, leaves))
-        if use in _here.known:
+        if use in _loaded and func in _here.operations:
             return func(*args, **kwargs)
         with self._exclusive():
             result = func(*args, **kwargs)
-        _here.known.add(use)
+        _loaded.add(use)
+        _here.operations.add(func)
         return result
 
     def _concern(self, leaves: list[object]) -> bool:

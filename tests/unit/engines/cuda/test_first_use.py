@@ -93,16 +93,20 @@ def test_weights_that_are_copied_as_they_are_need_no_kernel(slices: Slices) -> N
         assert slices.count == 1
 
 
-def test_another_threads_libraries_have_nothing_loaded_yet(slices: Slices) -> None:
+def test_another_thread_needs_handles_of_its_own_and_no_kernel_again(slices: Slices) -> None:
+    counts = []
+
     def multiply() -> None:
         with loading_in_slices(slices, device="meta", finish=slices.finish):
-            torch.mm(matrix(7, 5), matrix(5, 70_001))
+            for rows in (7, 8, 7):
+                torch.mm(matrix(rows, 5), matrix(5, 70_007))
+                counts.append(slices.count)
 
     multiply()
     thread = threading.Thread(target=multiply)
     thread.start()
     thread.join()
-    assert slices.count == 2
+    assert counts == [1, 2, 2, 3, 3, 3]
 
 
 def test_an_operation_that_fails_leaves_its_slice(slices: Slices) -> None:
