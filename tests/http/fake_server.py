@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from blink_server.errors import EngineFailure
 from blink_server.http.app import create_app
 from blink_server.http.model_entry import ModelEntry
 from blink_server.http.models import ModelDirectory
-from blink_server.http.settings import ServerSettings, key_digest
+from blink_server.http.settings import key_digest
 from blink_server.http.text_parts import TextParts
+from blink_server.http_options import settings_from
 from blink_server.repository.harness import State
 from blink_server.testing.fake_backend import FakeSession, Respond, answer
 from blink_server.testing.tiny_tokenizer import CHAT_TEMPLATE, IM_END, byte_level_tokenizer
@@ -75,4 +77,6 @@ def make_app() -> Any:
         )
         for name, session in sessions.items()
     )
-    return create_app(directory, ServerSettings(api_key_digests=frozenset({key_digest("secret")})))
+    settings = settings_from(os.environ)
+    keys = frozenset({key_digest("secret")})
+    return create_app(directory, replace(settings, api_key_digests=keys))
