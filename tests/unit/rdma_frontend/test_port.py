@@ -154,6 +154,22 @@ def test_a_key_of_the_connection_before_opens_nothing(machine: Machine) -> None:
         machine.port.read([Span(Region.STATUS, 0, 16)])
 
 
+def test_a_peer_that_never_answers_is_given_up(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever comes late then is of no use: the connection is over."""
+    monkeypatch.setattr("rdma_frontend.port._PATIENCE_SECONDS", 0.02)
+    machine.fake.stalled = True
+    with pytest.raises(PortLost, match=r"has not answered for 0\.02 s"):
+        machine.port.read([Span(Region.STATUS, 0, 16)])
+    machine.fake.stalled = False
+    with pytest.raises(PortLost):
+        machine.port.read([Span(Region.STATUS, 0, 16)])
+    machine.port.close()
+    machine.port = machine.connect()
+    machine.serve(machine.port, 2)
+
+
 def test_a_host_that_refuses_the_queue_pair_leaves_nothing_open(machine: Machine) -> None:
     address = machine.end.renew()
     pairs = set(machine.fake.pairs)

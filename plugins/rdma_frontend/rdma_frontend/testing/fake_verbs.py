@@ -118,7 +118,7 @@ class _Pair:
         self._queue.wake()
 
     def work(self) -> None:
-        while self.posted:
+        while self.posted and not self._fake.stalled:
             request = self.posted.popleft()
             status = FLUSHED if self.broken else self._fake.perform(self, request)
             self.broken = self.broken or status != OK
@@ -141,7 +141,7 @@ class _Pair:
 
 class FakeVerbs:
     """The namespace that `verbs()` returns. Counts what went over the wire; `events` are the ends
-    of queue pairs and regions, in order."""
+    of queue pairs and regions, in order. While `stalled` no work is done."""
 
     PyverbsError = FakeVerbsError
 
@@ -151,6 +151,7 @@ class FakeVerbs:
         self.regions: dict[int, _Region] = {}
         self.pairs: dict[int, _Pair] = {}
         self.events: list[str] = []
+        self.stalled = False
         self.chains = self.reads = self.writes = self.signalled = 0
         self.e = SimpleNamespace(
             IBV_PORT_ACTIVE=4, IBV_QPT_RC=2, IBV_QPS_ERR=6, IBV_QP_STATE=1,
