@@ -180,7 +180,7 @@ def test_a_version_comes_and_goes_beside_64_streams(
             free.append(streams.gpu.free_bytes())
             counts.append(len(parked.slices))
         assert counts[2] < counts[0]
-        assert free[2] == free[1]
+        assert free[2] >= free[1]
         streams.wait_for_ends(requests)
         assert streams.scheduler.error() is None
         for slot, request in requests.items():
