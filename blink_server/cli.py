@@ -34,6 +34,9 @@ COMMANDS = {
         "blink_server.importers.models_command:models_group",
         "Show what is served; load, unload and pull models.",
     ),
+    "new-plugin": _Command(
+        "blink_server.new_plugin:new_plugin_command", "Write a project with a new plugin."
+    ),
     "plugins": _Command(
         "blink_server.plugins_command:plugins_command", "Show the plugins and their hooks."
     ),

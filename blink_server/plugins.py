@@ -46,6 +46,7 @@ __all__ = [
     "PluginChoice",
     "PluginError",
     "Plugins",
+    "installed_as",
     "load_plugins",
     "plugin_directories",
 ]
@@ -223,6 +224,11 @@ def _make_routes(
 
 def _same(plugin: object) -> object:
     return plugin
+
+
+def installed_as(module: str) -> list[str]:
+    """The names under which a module is installed as a plugin."""
+    return [entry.name for entry in _entry_points() if entry.module == module]
 
 
 def _entry_points() -> list[EntryPoint]:

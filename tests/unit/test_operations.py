@@ -64,6 +64,7 @@ def test_every_flag_of_serve_has_its_row_and_its_default() -> None:
     [
         ("check", OPERATIONS),
         ("plugins", OPERATIONS),
+        ("new-plugin", OPERATIONS),
         ("import", MODELS),
         ("models pull", MODELS),
         ("frontend", OPERATIONS + DPU),
@@ -81,7 +82,7 @@ def test_every_flag_of_the_other_commands_is_named(path: str, text: str) -> None
 
 
 def test_no_command_is_forgotten() -> None:
-    assert set(COMMANDS) == {"check", "frontend", "import", "models", "plugins", "serve"}
+    assert set(COMMANDS) == {"check", "frontend", "import", "models", "new-plugin", "plugins", "serve"}
 
 
 def test_every_limit_of_a_version_has_its_row_and_its_default() -> None:

@@ -12,27 +12,14 @@ from blink_persistent.engines import Engine
 from blink_persistent.engines.onnx_cpu.engine import OnnxCpuEngine
 from blink_persistent.engines.scripted import ScriptedEngine
 from blink_persistent.frontend import shm
-from blink_persistent.leases import LeaseKeeper
-from blink_persistent.testing.scripted_shape import ScriptedShape
+from blink_persistent.testing.offered_ring import offered_ring
 from blink_persistent.testing.scripted_version import write_scripted_version
-from blink_persistent.testing.threaded_ring import ThreadedRing
 from blink_server.backend import Backend, Endpoint, ModelVersion
 from blink_server.config import load_model_config
 from blink_server.hookspecs import Connect
 from blink_server.plugins import load_plugins
 from blink_server.testing import BackendContract, EngineContract, TransportContract
 from blink_server.testing.memory_checkpoint import random_checkpoint, tiny_architecture
-
-SHAPE = ScriptedShape(ranges=2)
-GRANTED = {
-    "context_length": SHAPE.context_length,
-    "vocabulary_size": SHAPE.vocabulary_size,
-    "eos_token_ids": [SHAPE.eos_token_id],
-    "max_queue": 100,
-    "max_rows": 8,
-    "kv_blocks": 8,
-    "graphs": [[0, 8, 8], [1, 2, 32]],
-}
 
 
 def scripted_version(repository: Path) -> ModelVersion:
@@ -62,19 +49,8 @@ class TestShm(TransportContract):
 
     @pytest.fixture
     def endpoint(self, short_path: Path) -> Iterator[Endpoint]:
-        path = short_path / "ring.sock"
-        with ThreadedRing(SHAPE) as ring:
-            keeper = LeaseKeeper(
-                ring.harness.ring,
-                ring.harness.ring_fd,
-                socket_path=path,
-                doorbell=ring.harness.doorbell,
-                notify=ring.harness.bells,
-                limits=GRANTED,
-            )
-            keeper.start()
-            yield Endpoint("shm", {"socket": str(path)})
-            keeper.close()
+        with offered_ring(short_path) as endpoint:
+            yield endpoint
 
     @pytest.fixture
     def gone(self, short_path: Path) -> Endpoint:

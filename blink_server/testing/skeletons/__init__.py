@@ -1,0 +1,1 @@
+"""What `blink-server new-plugin` writes: a folder a kind, with a plugin and its tests."""
