@@ -126,7 +126,7 @@ class HostEnd:
         self._completions.poll()  # rings of the connection before
         with contextlib.ExitStack() as held:
             places = self._memory.register(self._device, held)
-            self._connection = Connection(
+            connection = Connection(
                 self._device,
                 self._completions.queue,
                 sends=1,
@@ -134,9 +134,9 @@ class HostEnd:
                 access=verbs().e.IBV_ACCESS_REMOTE_READ | verbs().e.IBV_ACCESS_REMOTE_WRITE,
             )
             # Called first: while the pair lives, nothing is taken from under it.
-            held.callback(self._connection.destroy)
-            self._await_rings(_RINGS)
-            self._held = held.pop_all()
+            held.callback(connection.destroy)
+            self._await_rings(connection, _RINGS)
+            self._held, self._connection = held.pop_all(), connection
         return {
             "regions": {region.name: list(place) for region, place in places.items()},
             "bell": self._memory.bell,
@@ -156,7 +156,7 @@ class HostEnd:
         """Take what has arrived; whether the bell was rung."""
         rings = len([arrived for arrived in self._completions.take() if arrived.status == 0])
         if rings and self._connection is not None:
-            self._await_rings(rings)
+            self._await_rings(self._connection, rings)
         return rings > 0
 
     def revoke(self) -> None:
@@ -169,9 +169,8 @@ class HostEnd:
         self.revoke()
         self._completions.close()
 
-    def _await_rings(self, count: int) -> None:
+    def _await_rings(self, connection: Connection, count: int) -> None:
         v = verbs()
-        assert self._connection is not None
         for _ in range(count):
             nothing = v.SGE(self._unused.address, 8, self._unused.key)
-            self._connection.pair.post_recv(v.RecvWR(num_sge=1, sg=[nothing]))
+            connection.pair.post_recv(v.RecvWR(num_sge=1, sg=[nothing]))
