@@ -61,6 +61,7 @@ class Served:
                 "slots": slots,
                 "max_queue": 16,
                 "step_timeout_seconds": 30,
+                "grammar_mib": 1,
             },
             "eos_token_ids": [2],
         }
