@@ -22,6 +22,7 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 
 from blink_server.backend import RequestTiming
+from blink_server.http.gap_histogram import GapHistogram
 from blink_server.http.shared_metrics import SharedMetrics
 
 if TYPE_CHECKING:
@@ -119,7 +120,11 @@ class Metrics:
             )
 
         self._first_token = seconds("vllm:time_to_first_token", "Time to first token", _LONG)
-        self._between = seconds("vllm:inter_token_latency", "Time between tokens", _SHORT)
+        self._between = GapHistogram(
+            *("vllm:inter_token_latency_seconds", "Time between tokens", "model_name"),
+            buckets=_SHORT,
+            registry=self._registry,
+        )
         self._per_token = seconds(
             "vllm:request_time_per_output_token", "Mean time per token after the first", _SHORT
         )
@@ -151,8 +156,7 @@ class Metrics:
 
     def tokens_after(self, model: str) -> Callable[[float], None]:
         """What to tell, whenever tokens come, how many seconds a token after those before them."""
-        # Looking labels up for each token would cost as much as decoding it.
-        return self._between.labels(model).observe
+        return self._between.observer(model)
 
     def rejected(self, model: str, version: int) -> None:
         """A request found no slot."""
