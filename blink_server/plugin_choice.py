@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+
+from blink_server.plugin_errors import PluginError
+from blink_server.plugin_files import find_plugin_files
+
+log = logging.getLogger(__name__)
 
 DIRECTORIES_VARIABLE = "BLINK_PLUGIN_DIRS"  # separated like PATH
 DISABLED_VARIABLE = "BLINK_DISABLED_PLUGINS"  # separated by commas
@@ -62,13 +68,24 @@ class PluginChoice:
 
 
 def plugin_directories(given: Sequence[Path] = ()) -> list[Path]:
-    """Those given, else those of BLINK_PLUGIN_DIRS if it is set, else `plugins` where it exists."""
+    """Those given, else those of BLINK_PLUGIN_DIRS if it is set, else `plugins` where it exists.
+
+    What nobody has asked for does not keep a server from starting: where others could change what
+    is in `plugins`, nothing of it is loaded, with a warning.
+    """
     if given:
         return list(given)
     if (value := os.environ.get(DIRECTORIES_VARIABLE)) is not None:
         return [Path(part) for part in value.split(os.pathsep) if part]
     default = Path(DEFAULT_DIRECTORY)
-    return [default] if default.is_dir() else []
+    if not default.is_dir():
+        return []
+    try:
+        find_plugin_files(default)
+    except PluginError as error:
+        log.warning("nothing of the folder %s is loaded: %s", default, error)
+        return []
+    return [default]
 
 
 _OPTIONS = (

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
-from blink_server.backend import ModelVersion, Session
+from blink_server.backend import ModelVersion, SchedulerStats, Session, SlotTable
 from blink_server.http.text_parts import TextParts
 from blink_server.messages import EndpointKey
+from blink_server.plugin_blame import of_plugin
 from blink_server.repository.harness import State
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class ServerState(StrEnum):
@@ -47,6 +55,22 @@ class ModelEntry:
     def serves(self) -> bool:
         """Whether new requests may have it."""
         return self.state is State.READY and self.session is not None and self.text is not None
+
+    def stats(self) -> SchedulerStats | None:
+        """Of its scheduler; None where there is none, or its backend fails to tell."""
+        return None if self.session is None else self._told(self.session.stats)
+
+    def slots(self) -> SlotTable | None:
+        """Of its ring, likewise."""
+        return None if self.session is None else self._told(self.session.slots)
+
+    def _told(self, ask: Callable[[], T | None]) -> T | None:
+        # What is wrong with one backend must not keep others' metrics from being told.
+        try:
+            return ask()
+        except Exception as error:
+            log.exception("%s: its session met a defect%s", self.key, of_plugin(error))
+            return None
 
 
 def why_not_ready(entry: ModelEntry) -> str:

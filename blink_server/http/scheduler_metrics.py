@@ -49,7 +49,7 @@ def graph_label(graph: GraphLaunches) -> str:
 
 def _stats(directory: ModelDirectory) -> Iterator[tuple[tuple[str, str], SchedulerStats]]:
     for entry in directory.entries:
-        stats = entry.session.stats() if entry.session is not None else None
+        stats = entry.stats()
         if stats is not None:
             yield (entry.version.model, str(entry.version.version)), stats
 
@@ -90,7 +90,7 @@ def _launches(found: Found) -> CounterMetricFamily:
 def _slots(directory: ModelDirectory) -> GaugeMetricFamily:
     family = GaugeMetricFamily("blink_ring_slots", "Slots by state", labels=(*_LABELS, "state"))
     for entry in directory.entries:
-        table = entry.session.slots() if entry.session is not None else None
+        table = entry.slots()
         if table is None:
             continue
         counts = np.bincount(table.states, minlength=len(SLOT_STATES)).tolist()

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from blink_persistent.samplers.source import SourceSampler
 from blink_server.hookspecs import SamplerFactory, Schema, hookimpl
 
 SOURCE = Path(__file__).with_name("mirostat.h")
@@ -41,7 +41,9 @@ OPTIONS = {
 def blink_samplers() -> Mapping[str, SamplerFactory]:
     """`mirostat`."""
 
-    def make(options: Mapping[str, float]) -> SourceSampler:
+    def make(options: Mapping[str, float]) -> Any:
+        from blink_persistent.samplers.source import SourceSampler
+
         return SourceSampler(SOURCE, {name: float(value) for name, value in options.items()})
 
     return {"mirostat": make}

@@ -160,3 +160,15 @@ async def test_a_stream_that_breaks_when_cancelled_gives_its_endpoint_back(
     assert (await worker.complete()).status_code == 500
     [entry] = worker.directory.entries
     assert worker.directory.leases(entry.key) == 0
+
+
+async def test_a_session_that_cannot_tell_leaves_the_other_metrics_alone(
+    worker: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = worker.serve(lambda request: events([50, 2]))
+    session.stats = session.slots = lambda: 1 / 0
+    assert (await worker.complete()).status_code == 200
+    metrics = await worker.get("/metrics")
+    assert metrics.status_code == 200
+    assert 'nv_inference_request_success{model="tiny",version="1"} 1.0' in metrics.text
+    assert "its session met a defect" in caplog.text

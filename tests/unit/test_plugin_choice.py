@@ -58,6 +58,21 @@ def test_the_environment_s_default_is_strict_and_reads_once(
     assert PluginChoice.of_environment() == PluginChoice(directories=())
 
 
+def test_an_unsafe_folder_that_nobody_asked_for_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BLINK_PLUGIN_DIRS", raising=False)
+    (tmp_path / "plugins").mkdir(mode=0o755)
+    file = write(tmp_path / "plugins" / "good.py", GOOD)
+    assert PluginChoice.of_environment().directories == (Path("plugins"),)
+    file.chmod(0o664)
+    assert PluginChoice.of_environment().directories == ()
+    assert "nothing of the folder plugins is loaded: plugin plugins/good.py" in caplog.text
+    with pytest.raises(PluginError, match="lets others write"):
+        load_plugins([tmp_path / "plugins"])
+
+
 def test_a_disabled_plugin_is_not_even_imported(directory: Path) -> None:
     write(directory / "loud.py", "raise SystemError")
     found = load_plugins(choice=choice(directory, disabled=frozenset({"loud"})))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,9 @@ from blink_server.errors import (
     Unavailable,
 )
 from blink_server.plugins import Plugins, load_plugins
+from blink_server.testing.scripted_server import Answer, ScriptedServer, events, refusal, reply
 
 PLUGINS = Path(__file__).parents[3] / "plugins"
-USAGE = {"prompt_tokens": 11, "completion_tokens": 22}
-
-Answer = Callable[[str, Any], AsyncIterator[bytes]]
 
 
 @pytest.fixture(scope="module")
@@ -40,69 +38,9 @@ def plugins() -> Plugins:
     return load_plugins([PLUGINS])
 
 
-class Server:
-    """One connection a request; `asked` has path, headers and body of each but the probes."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, Mapping[str, str], Any]] = []
-        self.models: bytes = reply({"data": [{"id": "theirs"}]})
-        self.answer: Answer = events()
-        self.gone = asyncio.Event()  # a client has left before the end
-        self._server: asyncio.Server
-
-    async def start(self) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
-
-    def stop(self) -> None:
-        self._server.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        headers = dict(line.lower().split(": ", 1) for line in lines if line)
-        body = await reader.readexactly(int(headers.get("content-length", 0)))
-        path = head.split()[1].removeprefix("/v1/")
-        try:
-            if path == "models":
-                writer.write(self.models)
-            else:
-                self.asked.append((path, headers, json.loads(body)))
-                async for piece in self.answer(path, reader):
-                    writer.write(piece)
-                    await writer.drain()
-        finally:
-            writer.close()
-
-
-def reply(document: Any, status: str = "200 OK", *headers: str) -> bytes:
-    lines = (f"HTTP/1.1 {status}", "Connection: close", *headers, "", json.dumps(document))
-    return "\r\n".join(lines).encode()
-
-
-def refusal(status: str, *headers: str) -> Answer:
-    async def answer(path: str, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-        yield reply({"error": {"message": "as it says"}}, status, *headers)
-
-    return answer
-
-
-def events(*choices: Any, usage: Any = USAGE, done: bool = True) -> Answer:
-    async def answer(path: str, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-        yield b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n: a comment\n\n"
-        for choice in choices:
-            chunk = choice if "error" in choice else {"choices": [choice]}
-            yield f"data: {json.dumps(chunk)}\n\n".encode()
-        if usage:
-            yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n".encode()
-        if done:
-            yield b"data: [DONE]\n\n"
-
-    return answer
-
-
 @pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    server = Server()
+async def server() -> AsyncIterator[ScriptedServer]:
+    server = ScriptedServer()
     yield server
     server.stop()
 
@@ -121,7 +59,7 @@ Open = Callable[..., Awaitable[Session]]
 
 
 @pytest.fixture
-async def connect(server: Server, plugins: Plugins, tmp_path: Path) -> AsyncIterator[Open]:
+async def connect(server: ScriptedServer, plugins: Plugins, tmp_path: Path) -> AsyncIterator[Open]:
     url = await server.start()
     sessions: list[Session] = []
 
@@ -152,7 +90,7 @@ def text_of(plugins: Plugins, found: list[TokenEvent]) -> str:
 
 
 async def test_a_completion_goes_on_as_text_and_comes_back_token_by_token(
-    server: Server, connect: Open, plugins: Plugins
+    server: ScriptedServer, connect: Open, plugins: Plugins
 ) -> None:
     server.answer = events(
         {"text": "naï"}, {"text": "ve 😀"}, {"text": "", "finish_reason": "stop"}
@@ -181,7 +119,7 @@ async def test_a_completion_goes_on_as_text_and_comes_back_token_by_token(
 
 
 async def test_what_was_asked_of_sampling_goes_on(
-    server: Server, connect: Open, plugins: Plugins
+    server: ScriptedServer, connect: Open, plugins: Plugins
 ) -> None:
     server.answer = events({"finish_reason": "length"})
     sampling = SamplingParams(temperature=0.5, top_k=4, min_p=0.1, logit_bias={7: 2.0})
@@ -197,7 +135,7 @@ async def test_what_was_asked_of_sampling_goes_on(
 
 
 async def test_the_length_is_left_to_the_server_where_nobody_said_one(
-    server: Server, connect: Open, plugins: Plugins
+    server: ScriptedServer, connect: Open, plugins: Plugins
 ) -> None:
     server.answer = events({"finish_reason": "stop"})
     session = await connect()
@@ -208,7 +146,7 @@ async def test_the_length_is_left_to_the_server_where_nobody_said_one(
 
 
 async def test_token_ids_go_on_as_they_are_and_never_with_text(
-    server: Server, connect: Open, plugins: Plugins
+    server: ScriptedServer, connect: Open, plugins: Plugins
 ) -> None:
     server.answer = events({"finish_reason": "stop"})
     session = await connect()
@@ -222,7 +160,7 @@ CHAT = "<|openai_chat|>"
 
 
 async def test_a_chat_goes_on_with_its_tools_and_calls_come_back(
-    server: Server, connect: Open, plugins: Plugins
+    server: ScriptedServer, connect: Open, plugins: Plugins
 ) -> None:
     def call(**function: str) -> dict[str, Any]:
         return {"delta": {"tool_calls": [{"index": 0, "function": function}]}}
@@ -255,7 +193,7 @@ async def test_a_chat_goes_on_with_its_tools_and_calls_come_back(
 
 
 async def test_the_key_is_shown(
-    server: Server, connect: Open, plugins: Plugins, tmp_path: Path
+    server: ScriptedServer, connect: Open, plugins: Plugins, tmp_path: Path
 ) -> None:
     (tmp_path / "key").write_text("secret\n")
     server.answer = events({"finish_reason": "stop"})
@@ -275,7 +213,7 @@ async def test_the_key_is_shown(
     ],
 )
 async def test_a_refusal_is_told_as_what_it_is(
-    server: Server, connect: Open, plugins: Plugins, status: str, kind: type[Exception]
+    server: ScriptedServer, connect: Open, plugins: Plugins, status: str, kind: type[Exception]
 ) -> None:
     server.answer = refusal(status, "Retry-After: 7")
     with pytest.raises(kind, match="as it says") as caught:
@@ -292,7 +230,7 @@ async def test_a_refusal_is_told_as_what_it_is(
     ],
 )
 async def test_an_answer_that_breaks_off_is_a_failure(
-    server: Server, connect: Open, plugins: Plugins, answer: Answer, message: str
+    server: ScriptedServer, connect: Open, plugins: Plugins, answer: Answer, message: str
 ) -> None:
     server.answer = answer
     with pytest.raises(EngineFailure, match=message):
@@ -300,7 +238,7 @@ async def test_an_answer_that_breaks_off_is_a_failure(
 
 
 async def test_a_cancelled_request_hangs_up(
-    server: Server, connect: Open, plugins: Plugins
+    server: ScriptedServer, connect: Open, plugins: Plugins
 ) -> None:
     hung_up = asyncio.Event()
 
@@ -324,7 +262,7 @@ async def test_a_cancelled_request_hangs_up(
 
 
 async def test_a_server_that_goes_away_loses_the_session(
-    server: Server, connect: Open, plugins: Plugins
+    server: ScriptedServer, connect: Open, plugins: Plugins
 ) -> None:
     session = await connect()
     reasons: list[str] = []
@@ -346,7 +284,7 @@ async def test_a_server_that_goes_away_loses_the_session(
     ],
 )
 async def test_a_server_without_the_model_is_unavailable(
-    server: Server, connect: Open, models: bytes, message: str
+    server: ScriptedServer, connect: Open, models: bytes, message: str
 ) -> None:
     server.models = models
     with pytest.raises(Unavailable, match=message):
@@ -354,7 +292,7 @@ async def test_a_server_without_the_model_is_unavailable(
 
 
 async def test_a_server_that_does_not_list_its_models_is_believed(
-    server: Server, connect: Open
+    server: ScriptedServer, connect: Open
 ) -> None:
     server.models = reply({}, "404 None")
     assert (await connect()).in_flight == 0
