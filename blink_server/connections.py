@@ -15,6 +15,7 @@ from typing import Any
 from gunicorn.asgi.protocol import ASGIProtocol
 from gunicorn.workers import gasgi
 
+from blink_server.http.scope import ScopedApp
 from blink_server.http_options import settings_from
 
 _LAST_LOOK_SECONDS = 1.0  # for a head of which a part has arrived unread
@@ -129,4 +130,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]  # it has no types
         self.head_seconds = _LAST_LOOK_SECONDS  # of those that the kernel has accepted by now
         for connection in list(self.waiting):
             connection.end_wait()
+        if isinstance(self.asgi, ScopedApp):
+            for callback in self.asgi.before_drain:
+                callback()
         await super()._shutdown()

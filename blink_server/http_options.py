@@ -42,6 +42,7 @@ class HttpOptions:
     strict_readiness: bool = False
     otlp_endpoint: str | None = None
     default_model: str | None = None
+    console: bool = True
 
     @property
     def scheme(self) -> str:
@@ -79,6 +80,7 @@ def settings_from(environment: Mapping[str, str]) -> ServerSettings:
         strict_readiness=options.strict_readiness,
         otlp_endpoint=options.otlp_endpoint,
         default_model=options.default_model,
+        console=options.console,
     )
 
 
@@ -146,6 +148,12 @@ _OPTIONS = [
         help="Model, or NAME:VERSION, for requests that name none; else the only one there is.",
     ),
     click.option(
+        "--console/--no-console",
+        default=True,
+        show_default=True,
+        help="Serve a page at /console that shows what goes on.",
+    ),
+    click.option(
         "--tls-certificate",
         type=click.Path(path_type=Path),
         help="Certificate chain (PEM): serve HTTPS.",
@@ -175,6 +183,7 @@ def http_options(command: Command) -> Command:
         strict_readiness: bool,
         otlp_endpoint: str | None,
         default_model: str | None,
+        console: bool,
         **others: Any,
     ) -> Any:
         options = HttpOptions(
@@ -192,6 +201,7 @@ def http_options(command: Command) -> Command:
             strict_readiness=strict_readiness,
             otlp_endpoint=_with_exporter(otlp_endpoint),
             default_model=default_model,
+            console=console,
         )
         if (tls_certificate is None) != (tls_key is None):
             raise BlinkError("--tls-certificate and --tls-key need each other")

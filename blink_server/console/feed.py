@@ -1,8 +1,8 @@
 """The console's feed: one reader of rings and metrics for all viewers of a worker.
 
-While somebody watches, the state is read ten times a second and what has changed is sent to all,
-the same bytes to each. A viewer who reads too slowly to keep up loses changes; he is sent the whole
-state again.
+While somebody watches, the state is read up to ten times a second and what has changed is sent to
+all, the same bytes to each. The more there are, the less often: a crowd costs no more than ten do.
+A viewer who reads too slowly to keep up loses changes; he is sent the whole state again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -20,10 +21,14 @@ from blink_server.http.metrics import Metrics
 from blink_server.http.models import ModelDirectory
 from blink_server.http.sse import frame
 
+logger = logging.getLogger(__name__)
+
 _UPDATE_SECONDS = 0.1
+_VIEWER_SECONDS = 0.01  # added to that by each viewer beyond the tenth
 _LATENCY_SECONDS = 2.0
 _ALIVE_SECONDS = 10.0  # without news a viewer hears that the feed lives
 _BEHIND = 20  # updates that a viewer may be behind
+_LEAVE_SECONDS = 1.0  # for viewers to take the last word
 
 
 class Viewer:
@@ -33,6 +38,7 @@ class Viewer:
         self._feed = feed
         self._waiting: asyncio.Queue[bytes] = asyncio.Queue(_BEHIND)
         self._missed = True  # the first thing he gets is everything
+        self._task: asyncio.Task[Any] | None = None
 
     def offer(self, update: bytes) -> None:
         """Something changed."""
@@ -44,15 +50,25 @@ class Viewer:
 
     async def events(self) -> AsyncIterator[bytes]:
         """Until the viewer goes away or the feed is closed."""
+        self._task = asyncio.current_task()
         with self._feed.watched_by(self):
             while not self._feed.closed:
                 if self._missed and self._waiting.empty():
                     self._missed = False
                     yield self._feed.everything()
-                try:
-                    yield await asyncio.wait_for(self._waiting.get(), _ALIVE_SECONDS)
-                except TimeoutError:
-                    yield b": alive\n\n"
+                yield await self._next()
+
+    async def _next(self) -> bytes:
+        try:
+            async with asyncio.timeout(_ALIVE_SECONDS):
+                return await self._waiting.get()
+        except TimeoutError:
+            return b": alive\n\n"
+
+    def leave(self) -> None:
+        """End his request, also where he has stopped reading."""
+        if self._task is not None:
+            self._task.cancel()
 
 
 class ConsoleFeed:
@@ -74,10 +90,11 @@ class ConsoleFeed:
     @contextlib.contextmanager
     def watched_by(self, viewer: Viewer) -> Any:
         """While inside, the viewer is offered what changes."""
-        self._viewers.add(viewer)
         if self._task is None:
             self._state = self._read()
             self._task = asyncio.create_task(self._run())
+            self._task.add_done_callback(self._ended)
+        self._viewers.add(viewer)
         try:
             yield
         finally:
@@ -91,10 +108,24 @@ class ConsoleFeed:
         return _event("state", self._state)
 
     def close(self) -> None:
-        """Let all viewers go."""
+        """Let all viewers go, those who do not read either."""
         self.closed = True
+        self._say_bye()
+        asyncio.get_running_loop().call_later(_LEAVE_SECONDS, self._send_off)
+
+    def _say_bye(self) -> None:
         for viewer in self._viewers:
             viewer.offer(_event("bye", {}))
+
+    def _send_off(self) -> None:
+        for viewer in self._viewers:
+            viewer.leave()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the console can no longer read the state", exc_info=error)
+            self._task = None
+            self._say_bye()  # pages come again, and the next one to come starts it anew
 
     async def _run(self) -> None:
         latencies_due = 0.0
@@ -112,7 +143,7 @@ class ConsoleFeed:
                 update = _event("change", changed)
                 for viewer in self._viewers:
                     viewer.offer(update)
-            await asyncio.sleep(_UPDATE_SECONDS)
+            await asyncio.sleep(max(_UPDATE_SECONDS, _VIEWER_SECONDS * len(self._viewers)))
 
     def _read(self) -> State:
         return {"server": str(self._directory.server), **snapshot(self._directory, self._state)}

@@ -3,7 +3,7 @@
     models      {"name:1": {"epoch", "state", "reason", "aliases", "serves"}}
     rings       {"name:1": {"slots", "per_range", "cells": {slot: [state, ticket, tokens, since]}}}
     schedulers  {"name:1": the numbers of `SchedulerStats`}
-    graphs      {"name:1": [[phase, sequences, tokens, launches], ...]}
+    graphs      {"name:1": {"phase:sequences:tokens": launches}}
 
 `state` of a slot is its place in `SLOT_STATES`, `since` when its request was claimed, in seconds
 since 1970; empty slots are left out. Nothing here says anything of texts.
@@ -43,10 +43,10 @@ def snapshot(directory: ModelDirectory, before: State) -> State:
             state["rings"][name] = _ring(table, rings.get(name, {}).get("cells", {}))
         if stats is not None:
             state["schedulers"][name] = _scheduler(stats)
-            state["graphs"][name] = [
-                [graph.phase, graph.sequences, graph.tokens, graph.launches]
+            state["graphs"][name] = {
+                f"{graph.phase}:{graph.sequences}:{graph.tokens}": graph.launches
                 for graph in stats.graphs
-            ]
+            }
     return state
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import falcon.asgi
 
+from blink_server.console.feed import ConsoleFeed
+from blink_server.console.routes import ConsoleResource
 from blink_server.http.access_log import AccessLog, RequestIds
 from blink_server.http.auth import ApiKeys
 from blink_server.http.docs_routes import OpenApiResource
@@ -97,7 +99,17 @@ def create_app(
     app.add_route("/version", VersionResource())
     app.add_route("/metrics", MetricsResource(metrics, directory))
     add_kserve_routes(app, directory, settings, metrics, health)
+    if settings.console:
+        _add_console(app, ConsoleFeed(directory, metrics))
     docs = OpenApiResource(settings)
     app.add_route("/openapi.json", docs)
     app.add_route("/docs", docs, suffix="page")
     return app
+
+
+def _add_console(app: ScopedApp, feed: ConsoleFeed) -> None:
+    console = ConsoleResource(feed)
+    app.add_route("/console", console)
+    app.add_route("/console/{name}", console, suffix="file")
+    app.add_route("/console/events", console, suffix="events")
+    app.before_drain.append(feed.close)  # nobody waits for those who merely watch

@@ -1,7 +1,8 @@
 """API keys: who may use the routes that reach a model, and how much at a time.
 
-Everything but /health, /version, /metrics and the description of the API needs a key where keys
-are set: probes and scrapers carry no keys, and these routes tell nothing of anybody's text.
+Everything but /health, /version, /metrics, the description of the API and the console's page needs
+a key where keys are set: probes and scrapers carry no keys, and these routes tell nothing of
+anybody's text. What the console shows comes through a route of its own, which does need one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from blink_server.http.settings import ServerSettings, key_digest
 
 logger = logging.getLogger(__name__)
 
-_OPEN = ("/health", "/version", "/metrics", "/openapi.json", "/docs", "/v2/health")
+_OPEN = ("/health", "/version", "/metrics", "/openapi.json", "/docs", "/v2/health", "/console")
+_CLOSED = ("/console/events",)  # though they lie below an open one
 _ADMIN = ("/v2/repository/models",)  # ask for a key of their own
 
 
@@ -116,6 +118,8 @@ def _given_key(req: falcon.asgi.Request) -> str:
 
 
 def _is_open(path: str) -> bool:
+    if path in _CLOSED:
+        return False
     return any(path == route or path.startswith(f"{route}/") for route in (*_OPEN, *_ADMIN))
 
 

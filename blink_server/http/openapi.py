@@ -31,6 +31,13 @@ _NAME = {
     "description": "A model's name or alias, or `name:version`.",
     "schema": {"type": "string", "minLength": 1},
 }
+_FILE = {
+    "name": "name",
+    "in": "path",
+    "required": True,
+    "description": "The file's name.",
+    "schema": {"type": "string", "minLength": 1},
+}
 _MODEL = {
     "name": "model",
     "in": "query",
@@ -39,8 +46,8 @@ _MODEL = {
 }
 
 
-def operations(max_n: int) -> list[Operation]:
-    """Every route."""
+def operations(max_n: int, *, console: bool) -> list[Operation]:
+    """Every route; those of the console where it is served."""
     tokenize = {"anyOf": [_body(TOKENIZE_TEXT), _body(TOKENIZE_CHAT)]}
     return [
         Operation(
@@ -89,6 +96,7 @@ def operations(max_n: int) -> list[Operation]:
         ),
         *kserve_operations(max_n),
         *_open_operations(),
+        *(_console_operations() if console else ()),
     ]
 
 
@@ -138,10 +146,41 @@ def _open_operations() -> list[Operation]:
     ]
 
 
-def document(max_n: int, version: str) -> dict[str, Any]:
+def _console_operations() -> list[Operation]:
+    return [
+        Operation(
+            "get",
+            "/console",
+            "A page that shows what goes on.",
+            "text/html",
+            refusals=(),
+            open=True,
+        ),
+        Operation(
+            "get",
+            "/console/{name}",
+            "A file of that page.",
+            "application/octet-stream",
+            parameters=(_FILE,),
+            refusals=("404",),
+            open=True,
+        ),
+        Operation(
+            "get",
+            "/console/events",
+            "What that page shows: all of it, then what changes, until either side ends it.",
+            "text/event-stream",
+            refusals=("401",),
+            streams=True,
+            always=True,
+        ),
+    ]
+
+
+def document(max_n: int, version: str, *, console: bool = True) -> dict[str, Any]:
     """The OpenAPI document. `max_n`: most choices of one prompt."""
     paths: dict[str, dict[str, Any]] = {}
-    for operation in operations(max_n):
+    for operation in operations(max_n, console=console):
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
     return {
         "openapi": "3.1.0",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +13,6 @@ _CLEANUP, _RECORD = "blink.cleanup", "blink.record"
 
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
-
-current_request_id: ContextVar[str] = ContextVar("current_request_id", default="-")
-"""The id of the request that is served, for log lines."""
 
 
 @dataclass(slots=True)
@@ -45,6 +41,11 @@ class ScopedApp(falcon.asgi.App[falcon.asgi.Request, falcon.asgi.Response]):
     Falcon calls nothing of ours when a request is cancelled between a handler's return and the
     first read of its stream; a slot must come back there too.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.before_drain: list[Callable[[], None]] = []
+        """Called once the worker takes no more connections, before it waits for those it has."""
 
     async def __call__(  # type: ignore[override]
         self, scope: dict[str, Any], receive: Receive, send: Send

@@ -25,6 +25,7 @@ class ServerSettings:
     admin_key_file: keys that may load and unload models. control_socket: the provisioner's.
     strict_readiness: the server is ready only while every model is.
     otlp_endpoint: base URL of the collector that traces go to; without it nothing is traced.
+    console: whether /console is served.
     default_model: what requests get that name no model; without it the only model, if there is one.
     """
 
@@ -46,6 +47,7 @@ class ServerSettings:
     strict_readiness: bool = False
     default_model: str | None = None
     otlp_endpoint: str | None = None
+    console: bool = True
 
 
 def key_digest(key: str) -> bytes:

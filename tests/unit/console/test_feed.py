@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import blink_server.console.feed
 from blink_server.backend import ModelVersion
 from blink_server.console.feed import ConsoleFeed, Viewer
 from blink_server.http.metrics import Metrics
@@ -98,3 +101,63 @@ async def test_a_closed_feed_lets_its_viewers_go() -> None:
     async with asyncio.timeout(20):
         rest = [parsed(event)[0] async for event in events]
     assert rest[-1] == "bye"
+
+
+async def test_a_viewer_who_has_stopped_reading_is_let_go_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(blink_server.console.feed, "_LEAVE_SECONDS", 0)
+    feed, stuck = ConsoleFeed(ModelDirectory(), Metrics()), asyncio.Event()
+
+    async def request() -> None:
+        async for _ in feed.viewer().events():
+            stuck.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(request())
+    await stuck.wait()
+    feed.close()
+    async with asyncio.timeout(20):
+        await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
+
+
+async def test_a_state_that_cannot_be_read_ends_the_streams_and_is_read_again_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = ConsoleFeed(ModelDirectory(), Metrics())
+    events = feed.viewer().events()
+    await next_of(events, "state")
+    with monkeypatch.context() as broken:
+        broken.setattr(feed, "_read", lambda: 1 / 0)
+        await next_of(events, "bye")
+    assert "ZeroDivisionError" in caplog.text
+    again = feed.viewer().events()
+    await next_of(again, "state")
+    assert feed._task is not None
+    await closed(events, again)
+
+
+async def test_more_viewers_are_told_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed, naps = ConsoleFeed(ModelDirectory(), Metrics()), []
+    turn = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        await turn(0)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+
+    async def next_nap() -> float:
+        naps.clear()
+        while not naps:
+            await turn(0)
+        return naps[0]
+
+    many = [feed.viewer().events() for _ in range(100)]
+    await next_of(many[0], "state")
+    assert await next_nap() == pytest.approx(0.1)
+    for events in many[1:]:
+        await next_of(events, "state")
+    assert await next_nap() == pytest.approx(1.0)
+    await closed(*many)

@@ -18,9 +18,9 @@ from blink_server.repository.harness import State
 from blink_server.testing.fake_backend import FakeSession
 
 LEAVES = st.one_of(st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=3))
-STATES = st.recursive(LEAVES, lambda inner: st.dictionaries(st.text(max_size=2), inner)).filter(
-    lambda state: isinstance(state, dict)
-)
+NAMES = st.text(max_size=2)
+VALUES = st.recursive(LEAVES, lambda inner: st.dictionaries(NAMES, inner, max_size=3), max_leaves=8)
+STATES = st.dictionaries(NAMES, VALUES, max_size=4)
 
 
 def merged(before: Any, change: Any) -> Any:

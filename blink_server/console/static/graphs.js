@@ -1,0 +1,112 @@
+// The graph grid as a heat map: a table whose cells are shaded by how often a graph was launched.
+
+import { byId, h, moved, setText } from "./dom.js";
+import { count } from "./format.js";
+
+const SHADES = 7;
+const READABLE_COLUMNS = 16; // with more of them numbers are told only when a cell is pointed at
+
+/** `update(graphs)`: {"phase:sequences:tokens": launches}. */
+export function graphGrid() {
+  let keys = "";
+  let cells = new Map();
+  return (graphs) => {
+    const text = Object.keys(graphs).join();
+    if (text !== keys) {
+      keys = text;
+      cells = build(graphs);
+    }
+    const most = Math.max(1, ...Object.values(graphs));
+    for (const [key, launches] of Object.entries(graphs)) {
+      const cell = cells.get(key);
+      const share = Math.log1p(launches) / Math.log1p(most);
+      const shade = Math.min(SHADES, Math.ceil(SHADES * share));
+      if (cell.dataset.heat !== String(shade)) cell.dataset.heat = shade;
+      setText(cell.firstChild, count(launches));
+      cell.dataset.launches = launches;
+    }
+  };
+}
+
+function build(graphs) {
+  const found = Object.keys(graphs).map((key) => {
+    const [phase, sequences, tokens] = key.split(":");
+    return { key, phase, sequences: Number(sequences), tokens: Number(tokens) };
+  });
+  const cells = new Map();
+  const of = (phase) => found.filter((graph) => graph.phase === phase);
+  byId("graph-grids").replaceChildren(
+    grid("Decode", "rows", of("decode"), cells, (graph) => [0, graph.sequences]),
+    grid("Prefill", "tokens", of("prefill"), cells, (graph) => [graph.sequences, graph.tokens]),
+  );
+  return cells;
+}
+
+const unique = (values) => [...new Set(values)].sort((a, b) => a - b);
+
+function grid(name, across, graphs, cells, place) {
+  if (graphs.length === 0) return h("p", { class: "muted" }, `${name}: no graphs`);
+  const rows = unique(graphs.map((graph) => place(graph)[0]));
+  const columns = unique(graphs.map((graph) => place(graph)[1]));
+  const dense = columns.length > READABLE_COLUMNS;
+  const at = new Map(graphs.map((graph) => [place(graph).join(), graph]));
+  const corner = rows[0] === 0 ? across : `sequences \\ ${across}`;
+  const head = h(
+    "tr",
+    {},
+    h("th", { scope: "col" }, corner),
+    ...columns.map((column) => h("th", { scope: "col" }, h("span", {}, count(column)))),
+  );
+  const body = rows.map((row) =>
+    h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, row === 0 ? "launches" : String(row)),
+      ...columns.map((column) => cellOf(at.get([row, column].join()), cells)),
+    ),
+  );
+  const table = h(
+    "table",
+    { role: "grid", class: dense ? "heat dense" : "heat", "aria-label": `${name} graphs` },
+    h("thead", {}, head),
+    h("tbody", {}, ...body),
+  );
+  navigate(table, columns.length);
+  return h("figure", {}, h("figcaption", {}, name), h("div", { class: "scroll" }, table));
+}
+
+function cellOf(graph, cells) {
+  if (graph === undefined) return h("td", { class: "none" });
+  const { key, phase, sequences, tokens } = graph;
+  const shape = phase === "decode" ? `${sequences} rows` : `${sequences} × ${tokens} tokens`;
+  const cell = h("td", { tabindex: "-1", "data-shape": `${phase} ${shape}` }, h("span"));
+  cells.set(key, cell);
+  return cell;
+}
+
+/** One cell can be tabbed to; arrow keys lead to the others. What is pointed at is told below. */
+function navigate(table, columns) {
+  const places = [...table.querySelectorAll("tbody td")];
+  places.find((cell) => cell.hasAttribute("tabindex")).tabIndex = 0;
+  const tell = ({ target }) => {
+    const cell = target.closest("td[data-shape]");
+    if (cell === null) return;
+    const launches = Number(cell.dataset.launches).toLocaleString("en");
+    setText(byId("graph-told"), `${cell.dataset.shape}: ${launches} launches`);
+  };
+  table.addEventListener("pointerover", tell);
+  table.addEventListener("focusin", tell);
+  table.addEventListener("keydown", (event) => {
+    let place = places.indexOf(event.target);
+    let next = moved(event.key, place, columns, places.length);
+    if (place < 0 || next === null) return;
+    event.preventDefault();
+    while (places[next].className === "none" && next !== place) {
+      [place, next] = [next, moved(event.key, next, columns, places.length)];
+    }
+    if (places[next].className === "none") return;
+    event.target.tabIndex = -1;
+    places[next].tabIndex = 0;
+    places[next].focus();
+  });
+}
