@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -95,26 +96,31 @@ class ReloadingPlugins(Plugins):
     choice: PluginChoice
     extra: Mapping[str, object]
     stamps: object
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def refresh(self) -> None:
-        """See `Plugins.refresh`. Where the new files cannot be used, what was read before stays."""
-        stamps = read_plugin_stamps(self.choice.directories)
-        if stamps == self.stamps:
-            return
-        self.stamps = stamps
+        """See `Plugins.refresh`; any thread. Where the new files cannot be used, the old stay."""
+        with self.lock:
+            stamps = read_plugin_stamps(self.choice.directories)
+            if stamps != self.stamps:
+                self.stamps = stamps
+                self._read_again()
+
+    def _read_again(self) -> None:
         importlib.invalidate_caches()
         try:
             fresh = _load(self.choice, self.extra)
         except PluginError as error:
             log.error("plugins stay as they were: %s", error)
             return
-        for field in fields(Plugins):
-            held, new = getattr(self, field.name), getattr(fresh, field.name)
-            if isinstance(held, dict):
-                held.clear()
+        for each in fields(Plugins):
+            held, new = getattr(self, each.name), getattr(fresh, each.name)
+            if isinstance(held, dict):  # others read it meanwhile, and must miss nothing
                 held.update(new)
+                for name in held.keys() - new.keys():
+                    del held[name]
             else:
-                setattr(self, field.name, new)
+                setattr(self, each.name, new)
         log.info("plugins were read again: %s", ", ".join(self.names))
 
 
@@ -140,7 +146,7 @@ def load_plugins(
     sys.dont_write_bytecode = True
     stamps = read_plugin_stamps(choice.directories)
     found = _load(choice, extra or {})
-    held = {field.name: getattr(found, field.name) for field in fields(Plugins)}
+    held = {each.name: getattr(found, each.name) for each in fields(Plugins)}
     return ReloadingPlugins(**held, choice=choice, extra=extra or {}, stamps=stamps)
 
 
@@ -209,10 +215,10 @@ def _option_schemas(
     for plugin, schemas in read_schemas(door.answers("blink_option_schemas"), offered):
         if isinstance(schemas, str):
             raise door.broken_by(plugin, schemas)
-        for (field, name), schema in schemas.items():
-            if (field, name) in found:
-                raise PluginError(f"two plugins have a schema for the {field} of {name!r}")
-            found[field, name] = schema
+        for key, schema in schemas.items():
+            if key in found:
+                raise PluginError("two plugins have a schema for the {} of {!r}".format(*key))
+            found[key] = schema
     return found
 
 

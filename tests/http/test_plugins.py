@@ -172,3 +172,25 @@ async def test_a_session_that_cannot_tell_leaves_the_other_metrics_alone(
     assert metrics.status_code == 200
     assert 'nv_inference_request_success{model="tiny",version="1"} 1.0' in metrics.text
     assert "its session met a defect" in caplog.text
+
+
+async def test_a_tokenizer_that_raises_costs_one_request_and_no_more(
+    worker: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker.serve(lambda request: events([50, 2]))
+    load_plugins([], extra={"guilty": Watching()})  # so that this module's code is its
+    encode = worker.tokenizer.encode
+
+    def broken(text: str, **options: Any) -> list[int]:
+        if text == "bad":
+            raise ZeroDivisionError("a secret")
+        found: list[int] = encode(text, **options)
+        return found
+
+    monkeypatch.setattr(worker.tokenizer, "encode", broken)
+    for prompt, status in (("good", 200), ("bad", 500), ("good", 200)):
+        result = await worker.complete(prompt)
+        assert result.status_code == status
+        assert "secret" not in result.text
+    assert "met a defect of plugin 'guilty'" in caplog.text
+    assert "ZeroDivisionError: a secret" in caplog.text

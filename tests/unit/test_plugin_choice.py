@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,28 @@ def test_changed_files_are_read_for_what_is_loaded_later(directory: Path) -> Non
     found.refresh()
     assert (before(), engines["good"](), engines["new"]()) == ("first", "other", "first")
     assert "new" in found.names
+
+
+def test_what_stays_is_never_missed_while_files_are_read_again(directory: Path) -> None:
+    found = load_plugins(choice=choice(directory, reload=True))
+    engines, done, missed = found.engines, threading.Event(), 0
+
+    def look() -> None:
+        nonlocal missed
+        while not done.is_set():
+            missed += "good" not in engines
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for round_ in range(10):
+        write(directory / "good.py", GOOD + f"# {round_}\n")
+        found.refresh()
+    done.set()
+    looking.join()
+    assert missed == 0
+    write(directory / "good.py", GOOD.replace('"good"', '"better"'))
+    found.refresh()
+    assert set(engines) & {"good", "better"} == {"better"}
 
 
 def test_a_change_that_cannot_be_used_leaves_all_as_it_was(
