@@ -55,6 +55,7 @@ class Generation:
         self._settings = settings
         self._deadline: asyncio.TimerHandle | None = None
         self._expired = False
+        self._closed = False
         self._cut_short: dict[int, BlinkError] = {}  # choices whose endpoint is going, by index
         self._encoded: dict[str, list[list[int]]] = {}
         self._grammars: dict[str, Grammar | None] = {}
@@ -242,3 +243,8 @@ class Generation:
             pump.cancel()
         for choice in self.choices:
             choice.end("abort")
+        if not self._closed and (ended := [c.finished for c in self.choices if c.finished]):
+            longest = max(finished.generated_tokens for finished in ended)
+            request = self._request
+            self._metrics.request_ended(ended[0].model, request.n, request.max_tokens, longest)
+        self._closed = True

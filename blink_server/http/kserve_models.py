@@ -14,6 +14,7 @@ from blink_server.http.metrics import Metrics
 from blink_server.http.model_entry import ModelEntry, ServerState
 from blink_server.http.models import ModelDirectory
 from blink_server.http.server_routes import server_version
+from blink_server.http.triton_metrics import LAST_INFERENCE
 
 _EXTENSIONS = [
     "binary_tensor_data",
@@ -150,24 +151,24 @@ def _statistics(entry: ModelEntry, totals: Mapping[tuple[str, str, str], float])
         return {"count": count, "ns": microseconds * 1000}
 
     success = total("nv_inference_request_success")
-    whole, queue = (
-        total("nv_inference_request_duration_us"),
-        total("nv_inference_queue_duration_us"),
-    )
+
+    def stage(name: str) -> dict[str, int]:
+        return duration(success, total(f"nv_inference_{name}_duration_us"))
+
     nothing = duration(0, 0)
     return {
         "name": key[0],
         "version": key[1],
-        "last_inference": total("blink_last_inference_ms"),
-        "inference_count": success,
-        "execution_count": success,
+        "last_inference": total(LAST_INFERENCE),
+        "inference_count": total("nv_inference_count"),
+        "execution_count": total("nv_inference_exec_count"),
         "inference_stats": {
-            "success": duration(success, whole),
+            "success": stage("request"),
             "fail": duration(total("nv_inference_request_failure"), 0),
-            "queue": duration(success, queue),
-            "compute_input": nothing,
-            "compute_infer": duration(success, max(whole - queue, 0)),
-            "compute_output": nothing,
+            "queue": stage("queue"),
+            "compute_input": stage("compute_input"),
+            "compute_infer": stage("compute_infer"),
+            "compute_output": stage("compute_output"),
             "cache_hit": nothing,
             "cache_miss": nothing,
         },

@@ -23,6 +23,8 @@ from typing import Any
 
 from prometheus_client.core import Exemplar, Metric
 
+from blink_server.http.triton_metrics import LAST_INFERENCE
+
 Families = list[dict[str, Any]]  # a snapshot: what `_dump` makes of metrics
 
 _ANSWER_SECONDS = 1.0
@@ -31,7 +33,7 @@ _PAST = "past.json"
 
 LIVE_GAUGES = frozenset({"vllm:num_requests_running", "vllm:num_requests_waiting"})
 """What a worker has of these goes with it."""
-_LATEST = frozenset({"blink_last_inference_ms"})  # the largest counts, not the sum
+_LATEST = frozenset({LAST_INFERENCE})  # the largest counts, not the sum
 
 
 class SharedMetrics:

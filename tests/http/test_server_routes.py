@@ -134,8 +134,26 @@ async def test_metrics_count_tokens_requests_and_times(worker: Any) -> None:
     assert got[f"vllm:request_decode_time_seconds_sum{{{tiny}}}"] == pytest.approx(0.016)
     assert got['nv_inference_request_success{model="tiny",version="1"}'] == 4
     assert got['nv_inference_queue_duration_us{model="tiny",version="1"}'] == 4000
-    otel = 'gen_ai_operation_name="text_completion",gen_ai_request_model="tiny"'
-    assert got[f"gen_ai_server_request_duration_seconds_count{{{otel}}}"] == 4
+    assert got[f"vllm:request_inference_time_seconds_sum{{{tiny}}}"] == pytest.approx(0.028)
+    assert got[f"vllm:request_prompt_tokens_sum{{{tiny}}}"] == 2 * usage["prompt_tokens"]
+    assert got[f"vllm:request_generation_tokens_sum{{{tiny}}}"] == usage["completion_tokens"]
+    assert got[f'vllm:request_generation_tokens_bucket{{le="5.0",{tiny}}}'] == 4
+    assert got[f"vllm:request_max_num_generation_tokens_sum{{{tiny}}}"] == 4
+    assert got[f"vllm:request_params_n_sum{{{tiny}}}"] == 2
+    assert got[f"vllm:request_params_max_tokens_sum{{{tiny}}}"] == 16
+    labels = (
+        'gen_ai_operation_name="text_completion",gen_ai_provider_name="blink",'
+        'gen_ai_request_model="tiny",gen_ai_response_model="tiny:1"'
+    )
+    whole = f'gen_ai_server_request_duration_seconds_count{{error_type="",{labels}}}'
+    assert got[whole] == 4
+    assert got[f"gen_ai_server_time_per_output_token_seconds_count{{{labels}}}"] == 4
+    triton = 'model="tiny",version="1"'
+    assert (
+        got[f"nv_inference_count{{{triton}}}"] == got[f"nv_inference_exec_count{{{triton}}}"] == 4
+    )
+    assert got[f"nv_inference_compute_infer_duration_us{{{triton}}}"] == 28000
+    assert got[f"nv_inference_first_response_histogram_ms_count{{{triton}}}"] == 4
     route = 'method="POST",route="/v1/completions",status="200"'
     assert got[f"blink_http_responses_total{{{route}}}"] == 1
 
@@ -157,6 +175,9 @@ async def test_metrics_of_failures(worker: Any) -> None:
     got = values((await worker.get("/metrics")).text)
     failure = 'nv_inference_request_failure{model="tiny",reason="%s",version="1"}'
     assert [got[failure % name] for name in ("BACKEND", "REJECTED", "CANCELED")] == [1, 1, 1]
+    errors = [name for name in got if name.startswith("gen_ai_") and "_count{error_type=" in name]
+    assert {name.split('"')[1] for name in errors} == {"error", "abort"}
+    assert "nv_inference_count" not in str(got.keys())
     assert got['vllm:num_requests_waiting{model_name="tiny"}'] == 0
     assert got['vllm:num_requests_running{model_name="tiny"}'] == 0
 
