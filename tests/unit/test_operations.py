@@ -82,7 +82,15 @@ def test_every_flag_of_the_other_commands_is_named(path: str, text: str) -> None
 
 
 def test_no_command_is_forgotten() -> None:
-    assert set(COMMANDS) == {"check", "frontend", "import", "models", "new-plugin", "plugins", "serve"}
+    assert set(COMMANDS) == {
+        "check",
+        "frontend",
+        "import",
+        "models",
+        "new-plugin",
+        "plugins",
+        "serve",
+    }
 
 
 def test_every_limit_of_a_version_has_its_row_and_its_default() -> None:
