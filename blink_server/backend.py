@@ -201,6 +201,8 @@ class SchedulerStats:
     rows_used: int
     waiting: int  # claimed requests without a row
     kv_usage: float  # share of the KV memory in use, 0 to 1
+    kv_blocks: int = 0  # that requests can have
+    kv_block_tokens: int = 0
     steps: int
     decode_launches: int
     prefill_launches: int

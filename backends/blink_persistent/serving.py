@@ -40,6 +40,7 @@ def lease_limits(limits: Mapping[str, Any], shape: EngineShape) -> dict[str, Any
         "max_rows": shape.grid.max_rows,
         "graphs": [[key.phase, key.sequences, key.tokens] for key in shape.grid.keys],
         "kv_blocks": shape.block_count - 1 if shape.rows_movable else shape.grid.max_rows,
+        "kv_block_tokens": shape.block_size,
     }
 
 

@@ -11,6 +11,8 @@ import numpy as np
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
     Metric,
     SummaryMetricFamily,
 )
@@ -19,6 +21,7 @@ from blink_server.backend import SLOT_STATES, GraphLaunches, SchedulerStats
 from blink_server.http.models import ModelDirectory
 
 _LABELS = ("model_name", "version")
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 Found = Sequence[tuple[tuple[str, str], SchedulerStats]]
 
@@ -27,6 +30,8 @@ def scheduler_families(directory: ModelDirectory) -> Iterator[Metric]:
     """Everything that `SchedulerStats` and `SlotTable` say, for each version in service."""
     found = list(_stats(directory))
     yield _gauge("vllm:kv_cache_usage_perc", "KV memory in use, 0 to 1", found, "kv_usage")
+    yield _cache_config(found)
+    yield _step_tokens(found)
     yield _counter("vllm:num_preemptions", "Requests paused for others", found, "preemptions")
     yield _gauge("blink_scheduler_rows", "Requests a decode step can serve", found, "rows")
     yield _gauge("blink_scheduler_rows_used", "Requests that have a row", found, "rows_used")
@@ -65,6 +70,31 @@ def _counter(name: str, text: str, found: Found, field: str) -> CounterMetricFam
     family = CounterMetricFamily(name, text, labels=_LABELS)
     for labels, stats in found:
         family.add_metric(labels, getattr(stats, field))
+    return family
+
+
+def _cache_config(found: Found) -> InfoMetricFamily:
+    family = InfoMetricFamily("vllm:cache_config", "Size of the KV memory", labels=_LABELS)
+    for labels, stats in found:
+        if stats.kv_blocks:
+            blocks, size = str(stats.kv_blocks), str(stats.kv_block_tokens)
+            family.add_metric(labels, {"num_gpu_blocks": blocks, "block_size": size})
+    return family
+
+
+def _step_tokens(found: Found) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(
+        "vllm:iteration_tokens_total",
+        "Tokens of a step; buckets by what its graph has room for",
+        labels=_LABELS,
+    )
+    for labels, stats in found:
+        buckets = [
+            (str(float(most)), sum(g.launches for g in stats.graphs if g.tokens <= most))
+            for most in _STEP_TOKENS
+        ]
+        buckets.append(("+Inf", sum(graph.launches for graph in stats.graphs)))
+        family.add_metric(labels, buckets, stats.prompt_tokens + stats.generated_tokens)
     return family
 
 

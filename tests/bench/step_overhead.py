@@ -130,6 +130,7 @@ async def worker_times(steps: int) -> list[float]:
             SLOTS,
             max_rows=ROWS,
             kv_blocks=ring_shape.block_count,
+            kv_block_tokens=ring_shape.block_size,
             graphs=ring_shape.grid.keys,
         )
         session = RingSession(harness.ring, grant, bells, detach=lambda: None)

@@ -15,6 +15,10 @@ STATS = SchedulerStats(
     rows_used=3,
     waiting=2,
     kv_usage=0.375,
+    kv_blocks=64,
+    kv_block_tokens=16,
+    prompt_tokens=600,
+    generated_tokens=400,
     steps=100,
     decode_launches=90,
     prefill_launches=10,
@@ -46,12 +50,25 @@ async def test_every_field_is_exposed_for_each_version(worker: Any, monkeypatch:
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if sample.name.startswith(("blink_", "vllm:kv", "vllm:num_pre"))
+        if sample.name.startswith(("blink_", "vllm:kv", "vllm:num_pre", "vllm:cache", "vllm:it"))
         and sample.name != "blink_model_state"
         and sample.labels.get("version")
     }
     assert found == {
         ("vllm:kv_cache_usage_perc", "tiny", "1"): 0.375,
+        ("vllm:cache_config_info", "16", "tiny", "64", "1"): 1,
+        ("vllm:iteration_tokens_total_sum", "tiny", "1"): 1000,
+        ("vllm:iteration_tokens_total_count", "tiny", "1"): 100,
+        ("vllm:iteration_tokens_total_bucket", "1.0", "tiny", "1"): 0,
+        **{
+            ("vllm:iteration_tokens_total_bucket", f"{most}.0", "tiny", "1"): 90
+            for most in (8, 16, 32)
+        },
+        **{
+            ("vllm:iteration_tokens_total_bucket", f"{64 * 2**power}.0", "tiny", "1"): 100
+            for power in range(9)
+        },
+        ("vllm:iteration_tokens_total_bucket", "+Inf", "tiny", "1"): 100,
         ("vllm:num_preemptions_total", "tiny", "1"): 5,
         ("blink_scheduler_rows", "tiny", "1"): 8,
         ("blink_scheduler_rows_used", "tiny", "1"): 3,

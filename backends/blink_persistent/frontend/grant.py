@@ -17,4 +17,5 @@ class Grant:
     max_queue: int  # requests of all ranges that may wait
     max_rows: int
     kv_blocks: int  # blocks that requests can have; without movable rows one a row
+    kv_block_tokens: int
     graphs: tuple[GraphKey, ...]  # in the order of the grid

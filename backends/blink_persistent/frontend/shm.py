@@ -3,7 +3,7 @@
     worker -> runner  {"type": "attach", "layout_hash": "<16 hex digits>", "pid": n, "ranges": n}
     runner -> worker  {"type": "attached", "range": i, "epoch": e, "bytes": n, "context_length": n,
                        "vocabulary_size": n, "eos_token_ids": [...], "max_queue": n,
-                       "max_rows": n, "kv_blocks": n,
+                       "max_rows": n, "kv_blocks": n, "kv_block_tokens": n,
                        "graphs": [[phase, sequences, tokens], ...]}
                       with the descriptors [ring memory, scheduler's bell, this range's bell],
                       or {"type": "refused", "reason": "..."}
@@ -148,6 +148,7 @@ def _attach(
             max_queue=answer["max_queue"],
             max_rows=answer["max_rows"],
             kv_blocks=answer["kv_blocks"],
+            kv_block_tokens=answer["kv_block_tokens"],
             graphs=tuple(GraphKey(*key) for key in answer["graphs"]),
         )
         memory = mmap.mmap(memory_fd, answer["bytes"])

@@ -21,6 +21,8 @@ def scheduler_stats(ring: Ring, grant: Grant) -> SchedulerStats:
         rows_used=ring.field("rows_used"),
         waiting=ring.field("waiting"),
         kv_usage=ring.field("blocks_used") / grant.kv_blocks,
+        kv_blocks=grant.kv_blocks,
+        kv_block_tokens=grant.kv_block_tokens,
         steps=ring.field("steps"),
         decode_launches=ring.field("decode_launches"),
         prefill_launches=ring.field("prefill_launches"),

@@ -24,6 +24,7 @@ def lease_limits(shape: ScriptedShape) -> Mapping[str, Any]:
         "max_queue": 4096,
         "max_rows": shape.max_rows,
         "kv_blocks": shape.block_count,
+        "kv_block_tokens": shape.block_size,
         "graphs": [[key.phase, key.sequences, key.tokens] for key in shape.grid.keys],
     }
 

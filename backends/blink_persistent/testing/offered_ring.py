@@ -20,6 +20,7 @@ _LIMITS = {
     "max_queue": 100,
     "max_rows": 8,
     "kv_blocks": 8,
+    "kv_block_tokens": 16,
     "graphs": [[0, 8, 8], [1, 2, 32]],
 }
 

@@ -46,7 +46,15 @@ async def open_session(start_ring: Any) -> AsyncIterator[OpenSession]:
         bells = Bells(harness.doorbell, harness.bells[range] if bell is None else bell)
         session = RingSession(
             harness.ring,
-            Grant(range, limits, max_queue, max_rows=8, kv_blocks=1024, graphs=shape.grid.keys),
+            Grant(
+                range,
+                limits,
+                max_queue,
+                max_rows=8,
+                kv_blocks=1024,
+                kv_block_tokens=16,
+                graphs=shape.grid.keys,
+            ),
             bells,
             detach=lambda: None,
         )

@@ -31,6 +31,7 @@ LIMITS = {
     "max_queue": 100,
     "max_rows": 8,
     "kv_blocks": 8,
+    "kv_block_tokens": 16,
     "graphs": [[0, 8, 8], [1, 2, 32]],
 }
 
@@ -88,7 +89,9 @@ async def test_serves_over_leased_ranges(runner: Runner) -> None:
     assert sessions[0].limits.context_length == SHAPE.context_length
     assert sessions[0].limits.vocabulary_size == SHAPE.vocabulary_size
     assert sessions[0].limits.eos_token_ids == (SHAPE.eos_token_id,)
-    with pytest.raises(Unavailable, match="runner of tiny:3 refused: 0 of the ring's 2 ranges are free"):
+    with pytest.raises(
+        Unavailable, match="runner of tiny:3 refused: 0 of the ring's 2 ranges are free"
+    ):
         await connect(VERSION, runner.endpoint)
     prompts = [[3 + n, 10] for n in range(20)]
     answers = await asyncio.gather(*(generate(sessions[n % 2], p) for n, p in enumerate(prompts)))
