@@ -159,7 +159,7 @@ def _statistics(entry: ModelEntry, totals: Mapping[tuple[str, str, str], float])
     return {
         "name": key[0],
         "version": key[1],
-        "last_inference": total(LAST_INFERENCE),
+        "last_inference": int(totals.get((LAST_INFERENCE, *key), 0.0) * 1e3),
         "inference_count": total("nv_inference_count"),
         "execution_count": total("nv_inference_exec_count"),
         "inference_stats": {

@@ -20,7 +20,7 @@ _LABELS = ("model", "version")
 _STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
 _FIRST_MS = (100, 500, 2000, 5000)
 
-LAST_INFERENCE = "blink_last_inference_ms"
+LAST_INFERENCE = "blink_last_inference_timestamp_seconds"
 
 
 class _Counter(Gauge):
@@ -79,7 +79,7 @@ class TritonMetrics:
             self._stages[stage].labels(*labels).inc(nanoseconds / 1e3)
         if (first := finished.first_token_seconds) is not None:
             self._first.labels(*labels).observe(first * 1e3)
-        self._last.labels(*labels).set(time.time() * 1e3)
+        self._last.labels(*labels).set(time.time())
 
 
 def _stages(finished: FinishedRequest) -> Iterator[tuple[str, int]]:

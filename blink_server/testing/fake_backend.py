@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from blink_server.backend import (
     Backend,
     Endpoint,
     FinishReason,
     GenerateRequest,
+    GraphLaunches,
     ModelVersion,
     RequestTiming,
     SchedulerStats,
@@ -34,6 +37,37 @@ Respond = Callable[[GenerateRequest], Iterable[Step]]
 
 TIMING = RequestTiming(1_000_000, 2_000_000, 5_000_000, 9_000_000)
 """The time stamps on scripted last events: 1 ms queue, 3 ms prefill, 4 ms decode."""
+
+STATS = SchedulerStats(
+    rows=8,
+    rows_used=3,
+    waiting=2,
+    kv_usage=0.375,
+    kv_blocks=64,
+    kv_block_tokens=16,
+    prompt_tokens=600,
+    generated_tokens=400,
+    steps=100,
+    decode_launches=90,
+    prefill_launches=10,
+    tail_launches=1,
+    launch_retries=4,
+    preemptions=5,
+    parks=2,
+    gaps=80,
+    gap_seconds=0.004,
+    graphs=(GraphLaunches("decode", 8, 8, 90), GraphLaunches("prefill", 2, 64, 10)),
+)
+"""What a session may tell of its scheduler."""
+
+SLOTS = SlotTable(
+    states=np.array([0, 3, 3, 1], np.uint8),
+    tickets=np.array([0, 1, 2, 1], np.uint32),
+    generated=np.array([0, 5, 6, 0], np.uint32),
+    ages=np.array([0, 1, 1, 0.5]),
+    slots_per_range=4,
+)
+"""And of its ring."""
 
 
 def events(

@@ -4,39 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from blink_server.backend import GraphLaunches, SchedulerStats, SlotTable
-
-STATS = SchedulerStats(
-    rows=8,
-    rows_used=3,
-    waiting=2,
-    kv_usage=0.375,
-    kv_blocks=64,
-    kv_block_tokens=16,
-    prompt_tokens=600,
-    generated_tokens=400,
-    steps=100,
-    decode_launches=90,
-    prefill_launches=10,
-    tail_launches=1,
-    launch_retries=4,
-    preemptions=5,
-    parks=2,
-    gaps=80,
-    gap_seconds=0.004,
-    graphs=(GraphLaunches("decode", 8, 8, 90), GraphLaunches("prefill", 2, 64, 10)),
-)
-SLOTS = SlotTable(
-    states=np.array([0, 3, 3, 1], np.uint8),
-    tickets=np.array([0, 1, 2, 1], np.uint32),
-    generated=np.array([0, 5, 6, 0], np.uint32),
-    ages=np.array([0, 1, 1, 0.5]),
-    slots_per_range=4,
-)
+from blink_server.testing.fake_backend import SLOTS, STATS
 
 
 async def test_every_field_is_exposed_for_each_version(worker: Any, monkeypatch: Any) -> None:
