@@ -101,7 +101,7 @@ inline void make_tables(HostEngine& engine, bool rows_movable) {
 class StateMemory {
   public:
     StateMemory(uint32_t slots, const EngineTables& engine)
-        : lines_((lay_out_state(nullptr, slots, engine, kTraceEvents) + 63) / 64),
+        : lines_(lay_out_state(nullptr, slots, engine, kTraceEvents) / sizeof(StateLine) + 1),
           state(reinterpret_cast<SchedulerState*>(lines_.data())) {
         lay_out_state(lines_.front().bytes, slots, engine, kTraceEvents);
         initialize_state(*state, engine);
@@ -109,10 +109,7 @@ class StateMemory {
 
   private:
     static constexpr uint32_t kTraceEvents = 1 << 16;
-    struct alignas(64) Line {
-        uint8_t bytes[64];
-    };
-    std::vector<Line> lines_;
+    std::vector<StateLine> lines_;
 
   public:
     SchedulerState* const state;

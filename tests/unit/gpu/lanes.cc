@@ -18,7 +18,8 @@
 namespace blink {
 
 struct Block {
-    explicit Block(uint32_t lanes) : barrier(lanes), values{std::vector<uint32_t>(lanes), std::vector<uint32_t>(lanes)}, lanes(lanes) {}
+    explicit Block(uint32_t lanes)
+        : barrier(lanes), values{std::vector<uint32_t>(lanes), std::vector<uint32_t>(lanes)}, lanes(lanes) {}
     std::barrier<> barrier;
     std::vector<uint32_t> values[2];
     uint32_t lanes;
@@ -49,9 +50,13 @@ class LanePort {
         return late && *word == 0 ? 1 : HostPort::load(word);
     }
     template <class T>
-    static void store_release(T* word, T value) { HostPort::store_release(word, value); }
+    static void store_release(T* word, T value) {
+        HostPort::store_release(word, value);
+    }
     template <class T>
-    static void store(T* word, T value) { HostPort::store(word, value); }
+    static void store(T* word, T value) {
+        HostPort::store(word, value);
+    }
     static void release() {}
     LaunchResult launch(uint32_t graph) {
         block_.launched = graph;
@@ -107,7 +112,8 @@ class Script {
 
     void act(uint32_t pass) {
         for (uint32_t slot = 0; slot < kSlots; ++slot) {
-            const StatusWord status = unpack_status(std::atomic_ref(ring_.status[slot].word).load(std::memory_order_acquire));
+            const StatusWord status =
+                unpack_status(std::atomic_ref(ring_.status[slot].word).load(std::memory_order_acquire));
             const uint32_t ticket = ring_.words[slot].submit;
             if (status.state == SlotState::kEmpty && ring_.status[slot].ticket == ticket) {
                 if (pass < 400 && chance(300)) submit(slot, ticket_after(ticket));
@@ -160,8 +166,8 @@ int run(uint32_t lanes, uint32_t seed, bool movable, bool publishes) {
     std::vector<RingHeader> ring_memory(describe_ring(shape, 1).total_bytes / sizeof(RingHeader));
     create_ring(ring_memory.data(), ring_memory.size() * sizeof(RingHeader), shape, 1);
     const RingView ring = view_ring(ring_memory.data());
-    std::vector<uint64_t> memory(lay_out_state(nullptr, kSlots, engine->tables, 1 << 16) / 8 + 8);
-    auto* bytes = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+    std::vector<StateLine> memory(lay_out_state(nullptr, kSlots, engine->tables, 1 << 16) / sizeof(StateLine) + 1);
+    auto* bytes = memory.front().bytes;
     lay_out_state(bytes, kSlots, engine->tables, 1 << 16);
     auto& state = *reinterpret_cast<SchedulerState*>(bytes);
     initialize_state(state, engine->tables);
@@ -200,7 +206,8 @@ int run(uint32_t lanes, uint32_t seed, bool movable, bool publishes) {
     lane(0);
     for (std::thread& thread : threads) thread.join();
     for (uint32_t i = 0; i < state.trace_count; ++i)
-        std::printf("trace %u %u %u %u\n", static_cast<uint32_t>(state.trace[i].kind), state.trace[i].a, state.trace[i].b, state.trace[i].c);
+        std::printf("trace %u %u %u %u\n", static_cast<uint32_t>(state.trace[i].kind), state.trace[i].a,
+                    state.trace[i].b, state.trace[i].c);
     const RingHeader& h = *ring.header;
     std::printf("lookups %u\n", block.lookups.load());
     std::printf("claims %lu completions %lu preemptions %lu moves %lu relaunches %lu rows %u blocks %u\n", h.claims,

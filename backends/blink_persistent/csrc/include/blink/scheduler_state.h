@@ -141,14 +141,20 @@ struct SchedulerState {
     bool dirty[kMaxRanges];  // ranges whose owner has something to read
 };
 
-// Lays the state and its arrays out in one zeroed region. `at` gives the bytes needed for null.
+// The state and each of its arrays begin on a line.
+struct alignas(alignof(Request)) StateLine {
+    uint8_t bytes[alignof(Request)];
+};
+
+// Lays the state and its arrays out in one zeroed region, aligned as a StateLine. `at` gives the bytes needed for null.
 class StateLayout {
   public:
     BLINK_HD explicit StateLayout(uint8_t* at) : base_(at) {}
 
     template <class T>
     BLINK_HD T* take(uint64_t count) {
-        used_ = (used_ + 63) / 64 * 64;
+        static_assert(alignof(T) <= sizeof(StateLine), "the state's arrays are aligned by lines");
+        used_ = (used_ + sizeof(StateLine) - 1) / sizeof(StateLine) * sizeof(StateLine);
         T* result = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
         used_ += count * sizeof(T);
         return result;

@@ -18,7 +18,7 @@ class SchedulerThread {
 
     SchedulerThread(void* ring_memory, const EngineTables& engine, int doorbell, Port port, uint32_t trace_capacity)
         : engine_(engine), ring_(view_ring(ring_memory)), doorbell_(doorbell), port_(std::move(port)),
-          memory_((lay_out_state(nullptr, ring_.slot_count, engine_, trace_capacity) + 63) / 64),
+          memory_(lay_out_state(nullptr, ring_.slot_count, engine_, trace_capacity) / sizeof(StateLine) + 1),
           scheduler_(port_, ring_, engine_, state(), &control_) {
         lay_out_state(memory_.front().bytes, ring_.slot_count, engine_, trace_capacity);
         initialize_state(state(), engine_);
@@ -66,10 +66,6 @@ class SchedulerThread {
     SchedulerState& state() { return *reinterpret_cast<SchedulerState*>(memory_.front().bytes); }
 
   private:
-    struct alignas(64) Line {
-        uint8_t bytes[64];
-    };
-
     void announce(SchedulerCondition condition) {
         Port::store_release(&ring_.header->condition, static_cast<uint32_t>(condition));
     }
@@ -114,7 +110,7 @@ class SchedulerThread {
     int doorbell_;
     Port port_;
     ControlWords control_{static_cast<uint32_t>(Command::kRun), 0};
-    std::vector<Line> memory_;
+    std::vector<StateLine> memory_;
     Scheduler<Port> scheduler_;
     std::thread thread_;
     bool stopped_ = false;
