@@ -36,6 +36,8 @@ def scheduler_families(directory: ModelDirectory) -> Iterator[Metric]:
     yield _gauge("blink_scheduler_rows", "Requests a decode step can serve", found, "rows")
     yield _gauge("blink_scheduler_rows_used", "Requests that have a row", found, "rows_used")
     yield _gauge("blink_scheduler_waiting", "Requests waiting for a row", found, "waiting")
+    pending = "nv_inference_pending_request_count", "Requests waiting for a row"
+    yield _gauge(*pending, found, "waiting", labels=("model", "version"))
     yield _counter("blink_scheduler_steps", "Steps taken", found, "steps")
     yield _counter("blink_scheduler_parks", "Times it stood still for a load", found, "parks")
     yield _counter("blink_tail_launches", "Launch windows used up", found, "tail_launches")
@@ -59,10 +61,12 @@ def _stats(directory: ModelDirectory) -> Iterator[tuple[tuple[str, str], Schedul
             yield (entry.version.model, str(entry.version.version)), stats
 
 
-def _gauge(name: str, text: str, found: Found, field: str) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, text, labels=_LABELS)
-    for labels, stats in found:
-        family.add_metric(labels, getattr(stats, field))
+def _gauge(
+    name: str, text: str, found: Found, field: str, labels: Sequence[str] = _LABELS
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, stats in found:
+        family.add_metric(values, getattr(stats, field))
     return family
 
 

@@ -21,7 +21,9 @@ async def test_every_field_is_exposed_for_each_version(worker: Any, monkeypatch:
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if sample.name.startswith(("blink_", "vllm:kv", "vllm:num_pre", "vllm:cache", "vllm:it"))
+        if sample.name.startswith(
+            ("blink_", "vllm:kv", "vllm:num_pre", "vllm:cache", "vllm:it", "nv_inf")
+        )
         and sample.name != "blink_model_state"
         and sample.labels.get("version")
     }
@@ -40,6 +42,7 @@ async def test_every_field_is_exposed_for_each_version(worker: Any, monkeypatch:
             for power in range(9)
         },
         ("vllm:iteration_tokens_total_bucket", "+Inf", "tiny", "1"): 100,
+        ("nv_inference_pending_request_count", "tiny", "1"): 2,
         ("vllm:num_preemptions_total", "tiny", "1"): 5,
         ("blink_scheduler_rows", "tiny", "1"): 8,
         ("blink_scheduler_rows_used", "tiny", "1"): 3,
