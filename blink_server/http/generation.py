@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from blink_server.backend import FinishReason, Grammar
-from blink_server.errors import BlinkError, EngineFailure, Overloaded, Unavailable
+from blink_server.errors import BlinkError, EngineFailure, InvalidRequest, Overloaded, Unavailable
 from blink_server.http.choice import Choice, Delta
 from blink_server.http.errors import TimeExceeded
 from blink_server.http.metrics import Metrics
@@ -27,6 +27,7 @@ from blink_server.http.prepare import (
     shown_special_tokens,
 )
 from blink_server.http.settings import ServerSettings
+from blink_server.http.text_parts import TextParts
 from blink_server.http.wire import Used
 
 
@@ -110,13 +111,20 @@ class Generation:
         key, text = lease.entry.version.key, lease.entry.text
         assert text is not None
         if key not in self._grammars:
-            grammar = None
-            if (constraint := answer_constraint(self._request, text)) is not None:
-                grammar = await self._directory.grammars.grammar(
-                    constraint, text.tokenizer, shown_special_tokens(self._request, text)
-                )
-            self._grammars[key] = grammar
+            self._grammars[key] = await self._compile(text)
         return self._grammars[key]
+
+    async def _compile(self, text: TextParts) -> Grammar | None:
+        constraint = answer_constraint(self._request, text)
+        if constraint is None:
+            return None
+        shown = shown_special_tokens(self._request, text)
+        try:
+            return await self._directory.grammars.grammar(constraint, text.tokenizer, shown)
+        except InvalidRequest:
+            if not constraint.optional:
+                raise
+            return None
 
     async def _submit(self, choice: Choice, lease: Lease) -> None:
         """Give `choice` a slot on the endpoint of `lease`, or on one that follows it."""

@@ -12,9 +12,9 @@ def constrained_calls(
 ) -> Constraint | None:
     """The constraint of an answer that may call tools; `content` is that of one that calls none.
 
-    A call that was asked for is one of the tools, with arguments that are JSON, and fulfil the
-    tool's schema if that can be held. Otherwise only tools that are `strict` make a constraint of
-    calls. None where the format's calls cannot be described.
+    A call that was asked for is one of the tools, with arguments that fulfil the tool's schema if
+    that can be held, and otherwise are a JSON object. Where no call was asked for, only tools that
+    are `strict` make a constraint of calls. None where the format's calls cannot be described.
     """
     strict = any(tool["function"].get("strict") for tool in use.tools)
     if not isinstance(tool_format, ConstrainedFormat):
@@ -25,7 +25,8 @@ def constrained_calls(
         tuple(_tool_shape(use, place) for place in range(len(use.tools))), use.parallel
     )
     if use.required:
-        return Constraint(tool_format.after_opening(use.name, shape), "tools")
+        spec = tool_format.after_opening(use.name, shape)
+        return Constraint(spec, "tools", optional=not strict)
     calls = sequence(text(tool_format.opening(None)), tool_format.after_opening(None, shape))
     if content is None:
         return Constraint(tool_format.content_then(calls), "tools")
@@ -36,11 +37,7 @@ def _tool_shape(use: ToolUse, place: int) -> ToolShape:
     function = use.tools[place]["function"]
     parameters = function.get("parameters")
     path = f"tools[{place}].function.parameters"
-    if not parameters:
-        arguments: Spec = {"type": "json_object", "path": path}
-    else:
-        schema = {"type": "object", **parameters}
-        arguments = {"type": "json_schema", "schema": schema, "path": path}
-        if not function.get("strict"):
-            arguments = {**arguments, "or_any_object": True}
-    return ToolShape(function["name"], arguments)
+    schema = {"type": "object", **parameters} if parameters else {"const": {}}
+    arguments: Spec = {"type": "json_schema", "schema": schema, "path": path}
+    lenient = {} if function.get("strict") else {"or_any_object": True}
+    return ToolShape(function["name"], {**arguments, **lenient})

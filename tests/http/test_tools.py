@@ -198,6 +198,38 @@ async def test_a_conversation_with_calls_goes_through_the_template(worker: Any) 
     assert prompt(worker, session) == "f;g;user:Hi|assistant:f=5|tool:sunny|"
 
 
+@pytest.mark.parametrize("strict", [False, True])
+async def test_calls_that_cannot_be_held_are_refused_only_of_strict_tools(
+    worker: Any, calling: Any, strict: bool
+) -> None:
+    session = calling(worker, '<tool_call>\n{"name": "t0", "arguments": {}}\n</tool_call>')
+    anything = {"type": "object"}  # of so many even the beginnings are too much
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": f"t{n}", "parameters": anything, "strict": strict},
+        }
+        for n in range(8)
+    ]
+    result = await worker.chat(tools=tools, tool_choice="required")
+    assert result.status_code == (400 if strict else 200)
+    if strict:
+        assert result.json["error"]["param"] == "tools"
+        assert "tools[5].function.parameters" in result.json["error"]["message"]
+    else:
+        assert session.requests[0].grammar is None
+
+
+async def test_calls_that_must_be_made_are_constrained(worker: Any, calling: Any) -> None:
+    session = calling(worker, "f")
+    tools = [{"type": "function", "function": {"name": "t"}}]
+    for choice, constrained in (("auto", False), ("required", True)):
+        await worker.chat(tools=tools, tool_choice=choice)
+        grammar = session.requests.pop().grammar
+        assert (grammar is not None) is constrained
+    assert grammar.param == "tools"
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),

@@ -25,10 +25,12 @@ A part may have a "path": where in the request it came from, for messages.
 
 @dataclass(frozen=True)
 class Constraint:
-    """`param`: the request's field that asks for it."""
+    """`param`: the request's field that asks for it. `optional`: where the constraint cannot be
+    compiled, any text will do."""
 
     spec: Spec
     param: str
+    optional: bool = False
 
     @cached_property
     def key(self) -> str:
