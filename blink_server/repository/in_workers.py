@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from blink_server.backend import Endpoint
 from blink_server.messages import EndpointKey, Ready
@@ -30,7 +29,8 @@ class _NoProcess:
 class InWorkers:
     """All calls on the provisioner's event loop; those of `RunnerProcess` that a supervisor makes.
 
-    Its endpoint differs from that of any other start, so that workers notice a new one.
+    Its endpoint tells the state of its files: workers of a dead provisioner go on with a version
+    that its successor finds as it was, and load one anew that has changed.
     """
 
     def __init__(self, wanted: WantedVersion, epoch: int) -> None:
@@ -40,7 +40,7 @@ class InWorkers:
 
     async def loaded(self, timeout_seconds: float) -> Ready:
         """It is, at once: each worker loads it when it connects."""
-        return Ready(Endpoint(TRANSPORT, {"since_ns": time.time_ns()}), 0)
+        return Ready(Endpoint(TRANSPORT, {"content": self.wanted.content}), 0)
 
     async def drain(self, deadline_seconds: float, grace_seconds: float) -> None:
         """The workers have let go of it by then."""

@@ -19,8 +19,9 @@ from blink_persistent import _native
 from blink_persistent.engines import DeviceSampling, HostSampling
 from blink_persistent.gpu.driver import Gpu
 from blink_persistent.gpu.structs import EngineTables
-from blink_persistent.samplers.default_cuda import DeviceSampler
+from blink_persistent.samplers.default_cuda import MAX_VOCABULARY, DeviceSampler
 from blink_persistent.samplers.host_compile import compile_host_library
+from blink_server.errors import EngineFailure
 
 _TEMPLATE = """#include "blink/sampler_plugin.h"
 namespace option {{
@@ -90,6 +91,8 @@ class CompiledSampling:
         assert logits.dtype == np.float32
         assert logits.flags.c_contiguous
         assert len(logits) >= count
+        if logits.shape[1] > MAX_VOCABULARY:
+            raise EngineFailure(f"a sampler takes vocabularies up to {MAX_VOCABULARY}")
         address, stride = logits.ctypes.data, logits.shape[1]
         self._sample(self._engine.tables_address, phase, count, address, stride, self._lanes)
 
