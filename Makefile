@@ -10,7 +10,7 @@ SOURCES := CMakeLists.txt $(shell find $(NATIVE) -type f)
 CHECKED := blink_server backends plugins tests tools
 CXX_SOURCES := $(shell find $(NATIVE) -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo stop test test-all test-rdma coverage lint format bench bench-llama bench-steps bench-tokenizer stubs clean
+.PHONY: help demo stop test test-all test-browser test-rdma coverage lint format bench bench-llama bench-steps bench-tokenizer stubs clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -21,6 +21,7 @@ help:
 	@echo "make stop        stop the server that make demo has left running"
 	@echo "make test        lint, types and the fast tests"
 	@echo "make test-all    the same and the tests marked slow, which use the real model"
+	@echo "make test-browser  the console in the system's Chromium (a minute)"
 	@echo "make test-rdma   the tests of RDMA, in a small virtual machine with two software devices"
 	@echo "make coverage    the fast tests, and which lines and branches they do not reach"
 	@echo "make bench       measure the server on this machine against its targets"
@@ -55,6 +56,9 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest -m "not gpu and not rdma"
+
+test-browser: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m browser tests/console
 
 test-rdma: $(VENV)/installed-dev
 	tests/rdma/run.sh
