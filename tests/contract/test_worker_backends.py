@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,37 @@ async def check_change(client: httpx.AsyncClient, path: Path) -> None:
 
 async def ask(client: httpx.AsyncClient, model: str) -> httpx.Response:
     return await client.post("/v1/completions", json={"model": model, "prompt": "a"})
+
+
+@pytest.mark.slow  # two whole servers, one after the other
+async def test_workers_serve_on_through_a_provisioner_s_death(short_path: Path) -> None:
+    repository, run = short_path / "repository", short_path / "run"
+    plugins = short_path / "plugins"
+    plugins.mkdir()
+    shutil.copy(PLUGINS / "echo.py", plugins)
+    write_version(repository, "echo", backend_options={"delay_seconds": 0.5})
+    first = await ServerProcess.start(repository, run, "--settle-secs=0", plugins=plugins)
+    successor = None
+    try:
+        url = await first.ready()
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            running = asyncio.create_task(ask_for(client, "abcdef"))
+            first.signal(signal.SIGKILL)
+            await first.exit()
+            assert (await ask(client, "echo")).status_code == 200
+            successor = await ServerProcess.start(
+                repository, run, "--settle-secs=0", plugins=plugins
+            )
+            assert await successor.ready() == url
+            for _ in range(3):
+                assert (await ask(client, "echo")).status_code == 200
+            assert (await running).json()["choices"][0]["text"] == "abcdef"
+        assert await successor.stop() == 0
+    finally:
+        for server in filter(None, (successor, first)):
+            server.kill_everything()
+            print(server.output)
+
+
+async def ask_for(client: httpx.AsyncClient, prompt: str) -> httpx.Response:
+    return await client.post("/v1/completions", json={"model": "echo", "prompt": prompt})
