@@ -56,9 +56,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class TokenBytes:
-    """What every token of a vocabulary adds to a text: token i is data[offsets[i] : offsets[i + 1]].
+    """What every token of a vocabulary adds to a text.
 
-    data: uint8 [bytes]; offsets: uint64 [vocabulary_size + 1]. A token without bytes is never part
+    data: uint8 [bytes]; offsets: uint64 [vocabulary_size + 1]: token i is
+    data[offsets[i] : offsets[i + 1]]. A token without bytes is never part
     of a constrained text. One object for all grammars of a tokenizer. digest: of its contents.
     """
 

@@ -145,8 +145,9 @@ def blink_tool_parsers() -> Mapping[str, ToolFormatFactory]:
     """Ways of writing tool calls, by name: what config.json's "tool_parser" may say.
 
     A factory takes nothing and makes an object that fulfils
-    `blink_server.text.tools.parser.ToolFormat`. Without "tool_parser" the first one that
-    recognises the model's chat template is taken.
+    `blink_server.text.tools.parser.ToolFormat`, and `ConstrainedFormat` beside it where a model can
+    be held to its calls. Without "tool_parser" the first one that recognises the model's chat
+    template is taken.
 
     Example:
 
