@@ -41,6 +41,7 @@ COMMANDS = {
         "blink_server.plugins_command:plugins_command", "Show the plugins and their hooks."
     ),
     "serve": _Command("blink_server.serve:serve_command", "Serve a model repository over HTTP."),
+    "top": _Command("blink_server.top.command:top_command", "Watch a server in a terminal."),
 }
 
 
