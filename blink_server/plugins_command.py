@@ -42,9 +42,11 @@ def _as_json(plugins: Plugins) -> dict[str, object]:
 
 
 def _print(plugins: Plugins) -> None:
-    table = Table("plugin", "version", Column("origin", overflow="fold"), "hooks")
+    table = Table(
+        "plugin", "version", Column("origin", overflow="fold"), Column("hooks", overflow="fold")
+    )
     for each in plugins.loaded:
-        table.add_row(each.name, each.version or "-", each.origin, ", ".join(each.hooks) or "-")
+        table.add_row(each.name, each.version or "-", each.origin, "\n".join(each.hooks) or "-")
     Console().print(table)
     for broken in plugins.broken:
         click.echo(f"broken: {broken}")
