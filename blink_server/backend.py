@@ -93,7 +93,8 @@ class GenerateRequest:
     end the request like an end-of-sequence id does; `ignore_eos` turns only the model's own
     end-of-sequence ids off. `priority` 0 is served first; larger numbers later. With a `grammar`
     the answer is the beginning of one of its texts, and a whole one where it ends with an
-    end-of-sequence id; that is held inside the step, and `min_tokens` and `ignore_eos` give way.
+    end-of-sequence id; that is held inside the step, and `min_tokens` and `ignore_eos` give way. A
+    backend that cannot hold it refuses the request.
     """
 
     prompt_ids: Sequence[int]

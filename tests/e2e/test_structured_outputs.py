@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 from jsonschema import Draft202012Validator
 
-from blink_server.testing.server_process import ServerProcess
+from blink_server.testing.server_process import ServerProcess, processes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 Client = openai.AsyncOpenAI
@@ -64,6 +64,7 @@ async def client(tiny_repository: Path) -> AsyncIterator[Client]:
         ) as client:
             yield client
         assert await server.stop() == 0
+        assert processes(directory / "run") == []  # the compiler's among them
     finally:
         server.kill_everything()
         print(server.output)  # shown where a test fails

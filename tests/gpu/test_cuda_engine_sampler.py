@@ -16,6 +16,8 @@ from blink_persistent.gpu.structs import SamplingRow
 from blink_persistent.graph_grid import DECODE, PREFILL, default_grid
 from blink_persistent.samplers.default_cuda import DeviceSampler
 from blink_persistent.testing.scripted_shape import ScriptedShape
+from blink_server.backend import TokenBytes
+from blink_server.testing.byte_tokens import grammar_of
 
 pytestmark = pytest.mark.gpu
 
@@ -23,7 +25,7 @@ ROWS, VOCABULARY, TOP = 16, 20011, _native.MAX_TOP_LOGPROBS
 FACTORS = ("temperature", "top_p", "min_p")
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 SAMPLING_ROW = np.dtype(SamplingRow)
-ACTIVE = 1
+ACTIVE, EOS = 1, 2
 
 
 class Bench:
@@ -36,7 +38,7 @@ class Bench:
             vocabulary_size=VOCABULARY,
             block_size=16,
             block_count=8,
-            eos_token_ids=(2,),
+            eos_token_ids=(EOS,),
         )
         self.tables = allocate_engine(gpu, default_grid(ROWS, 16), limits)
         self.logits = gpu.allocate(4 * ROWS * VOCABULARY)
@@ -79,13 +81,25 @@ def random_rows(rng: np.random.Generator) -> npt.NDArray[Any]:
 
 
 def on_host(
-    host: Any, row: Any, seen: tuple[list[int], list[int]], logits: npt.NDArray[np.float32]
+    host: Any,
+    row: Any,
+    seen: tuple[list[int], list[int]],
+    logits: npt.NDArray[np.float32],
+    grammar: Any = None,
 ) -> tuple[int, float, list[tuple[int, float]]]:
     fields = {name: float(row[name]) for name in FACTORS + PENALTIES}
     counts = {name: int(row[name]) for name in ("seed", "top_k", "logprobs")}
     prompt, output = seen
     answer: tuple[int, float, list[tuple[int, float]]] = host.sample_one(
-        logits, prompt=prompt, output=output, bias=[], stop=[], flags=0, **fields, **counts
+        logits,
+        prompt=prompt,
+        output=output,
+        bias=[],
+        stop=[],
+        flags=0,
+        grammar=grammar,
+        **fields,
+        **counts,
     )
     return answer
 
@@ -132,3 +146,49 @@ def test_inactive_rows_are_left_and_every_launch_is_counted_once(bench: Bench) -
         assert not tokens[1::2].any()
         assert bench.completed(DECODE) == launches
     assert bench.completed(PREFILL) == 0
+
+
+def spelled(rng: np.random.Generator) -> TokenBytes:
+    """A vocabulary of single bytes, then of random texts that JSON is likely to have."""
+    pieces = [bytes([byte]) for byte in range(256)]
+    letters = list('{}[]",: ab1\\é')
+    while len(pieces) < VOCABULARY:
+        pieces.append("".join(rng.choice(letters, rng.integers(1, 6))).encode())
+    pieces[EOS] = b""
+    offsets = np.cumsum([0, *map(len, pieces)]).astype(np.uint64)
+    return TokenBytes(np.frombuffer(b"".join(pieces), np.uint8), offsets, "random")
+
+
+def test_grammars_are_held_and_gone_on_with_as_on_the_host(bench: Bench) -> None:
+    rng = np.random.default_rng(9)
+    host = _native.HostSampler(ScriptedShape(vocabulary_size=VOCABULARY).host_engine())
+    grammar = grammar_of({"type": "json_object"}, spelled(rng))
+    trie = _native.TokenTrie(grammar.tokens.data, grammar.tokens.offsets)
+    table = _native.build_grammar(
+        *(trie, grammar.class_of, grammar.next, grammar.accepting), most_words=1 << 24, seconds=60.0
+    )
+    steps = 24
+    outputs = np.zeros((ROWS, steps), np.int32)
+    place = bench.gpu.place(outputs)
+    rows = np.zeros(ROWS, SAMPLING_ROW)
+    rows["repetition_penalty"] = rows["top_p"] = 1.0
+    rows["flags"], rows["logprobs"] = ACTIVE, 3
+    rows["output"] = place + 4 * steps * np.arange(ROWS, dtype=np.uint64)
+    rows["grammar"], rows["grammar_words"] = bench.gpu.place(table), len(table)
+    for step in range(steps):
+        logits = rng.normal(0, 2.5, (ROWS, VOCABULARY)).astype(np.float32)
+        rows["output_length"] = rows["position"] = step
+        bench.gpu.put(place, outputs)
+        bench.sample(rows, logits)
+        tokens = bench.output("tokens", np.int32)[:, 0]
+        for i, row in enumerate(rows):
+            seen = outputs[i, :step].tolist()
+            expected, _, _ = on_host(host, row, ([], seen), logits[i], grammar=table)
+            assert tokens[i] == expected >= 0
+        address = bench.tables.buffers[DECODE].sampling
+        kept = bench.gpu.fetch(address, np.uint8, rows.nbytes).view(SAMPLING_ROW)
+        assert (kept["grammar_length"] == step).all()
+        # Half of the rows go on from their state, the others find it anew, as a resumed request.
+        rows[::2] = kept[::2]
+        outputs[:, step] = tokens
+    assert len({tuple(output) for output in outputs.tolist()}) > ROWS // 2
