@@ -57,6 +57,14 @@ class TestSentencePiece(TokenizerContract):
         return HuggingFaceTokenizer(sentencepiece_tokenizer())
 
 
+class TestBlinkBpe(TokenizerContract):
+    @pytest.fixture
+    def tokenizer(self, tmp_path: Path) -> Tokenizer:
+        (tmp_path / "tokenizer.json").write_text(byte_level_tokenizer(), encoding="utf-8")
+        load = load_plugins([]).tokenizers["blink_bpe"]
+        return load(tmp_path, {"name": "blink_bpe", "file": "tokenizer.json"})
+
+
 class TestProxyTokenizer(TokenizerContract):
     @pytest.fixture
     def tokenizer(self) -> Tokenizer:
