@@ -17,6 +17,9 @@ class _Command(NamedTuple):
 
 
 COMMANDS = {
+    "bench": _Command(
+        "blink_server.bench.command:bench_group", "Measure a server, alone or beside neighbours."
+    ),
     "check": _Command(
         "blink_server.check:check_command", "Say what is wrong in a model repository."
     ),

@@ -1,0 +1,90 @@
+"""`blink-server bench`: measures a server, alone or beside noisy neighbours."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from blink_server.bench.energy import energy_meter
+from blink_server.bench.figures import failed_entirely
+from blink_server.bench.interference import ALTERNATING, CHOICES, Neighbours, parse_cores
+from blink_server.bench.options import bench_options
+from blink_server.bench.report import describe, write_report
+from blink_server.bench.session import ALONE, BESIDE, Condition, Session
+from blink_server.bench.settings import BenchSettings
+from blink_server.errors import BlinkError
+
+_ALONE = Condition(ALONE, lambda: nullcontext(None))
+
+
+@click.group("bench")
+def bench_group() -> None:
+    """Measure any server with OpenAI's API."""
+
+
+@bench_group.command("serve")
+@bench_options
+def serve_command(**options: Any) -> None:
+    """Measure latencies and throughput at one load, or over a sweep of loads."""
+    sys.exit(_bench("serve", BenchSettings(**options), [_ALONE]))
+
+
+@bench_group.command("interfere")
+@bench_options
+@click.option(
+    "--neighbour-cores", required=True, help="A neighbour on each of these cores, like 2-15."
+)
+@click.option(
+    "--neighbours",
+    type=click.Choice(CHOICES),
+    default=ALTERNATING,
+    show_default=True,
+    help="bzip2 compresses, memory sweeps over 256 MiB; alternating: both, core by core.",
+)
+def interfere_command(neighbour_cores: str, neighbours: str, **options: Any) -> None:
+    """Measure the same alone and beside noisy neighbours, in turns.
+
+    --repeats is the number of rounds; each has both conditions, with the same arrivals.
+    """
+    cores = parse_cores(neighbour_cores)
+    beside = Condition(BESIDE, lambda: Neighbours(neighbours, cores))
+    more = {"neighbours": neighbours, "neighbour_cores": cores}
+    sys.exit(_bench("interfere", BenchSettings(**options), [_ALONE, beside], **more))
+
+
+def _bench(
+    command: str, settings: BenchSettings, conditions: Sequence[Condition], **more: Any
+) -> int:
+    """Measure, print, write; the exit status: 1 where a run had no success at all."""
+    settings.check()
+    if settings.plots and importlib.util.find_spec("matplotlib") is None:
+        raise BlinkError("plots need matplotlib: pip install 'blink-server[bench]', or --no-plots")
+    if settings.generator_cores is not None:
+        os.sched_setaffinity(0, parse_cores(settings.generator_cores))
+    signal.signal(signal.SIGTERM, _interrupt)
+    directory = settings.output or Path(f"bench-{datetime.now(UTC):%Y-%m-%d-%H%M%S}")
+    with energy_meter(settings.gpu) as meter:
+        about = describe(command, settings, meter.names if meter else (), **more)
+        runs = Session(settings, meter).run(conditions)
+    click.echo(write_report(directory, about, settings, runs))
+    if settings.plots:
+        from blink_server.bench.plots import draw_plots
+
+        draw_plots(directory, runs, settings.operating_range)
+    click.echo(f"all figures and raw values: {directory}")
+    return int(any(failed_entirely(run.measurement.summary) for run in runs))
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """SIGTERM acts as Ctrl-C does: what was started is ended."""
+    signal.raise_signal(signal.SIGINT)

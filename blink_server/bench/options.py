@@ -1,0 +1,164 @@
+"""The command-line options that all benchmarks have: the fields of `BenchSettings`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from blink_server.bench.settings import ROUTES
+
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+_SECONDS = click.FloatRange(min=0)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def rates(text: str) -> tuple[float, ...]:
+    """Numbers above 0 with commas between them; ValueError says what they must be."""
+    try:
+        numbers = tuple(float(part) for part in text.split(",") if text)
+    except ValueError:
+        numbers = (0.0,)
+    if not all(0 < number < 1e9 for number in numbers):
+        raise ValueError(f"{text!r}: numbers above 0 with commas between them are due")
+    return numbers
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """The same for whole numbers."""
+    numbers = rates(text)
+    if not all(number.is_integer() for number in numbers):
+        raise ValueError(f"{text!r}: whole numbers are due")
+    return tuple(map(int, numbers))
+
+
+_WHO = (
+    click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server."),
+    click.option("--model", help="The model; may be left out where the server has only one."),
+    click.option("--api-key", envvar="BLINK_BENCH_API_KEY", default="", help="Sent as a bearer."),
+    click.option(
+        "--endpoint", type=click.Choice(list(ROUTES)), default="completions", show_default=True
+    ),
+)
+_WHEN = (
+    click.option(
+        "--rate",
+        type=rates,
+        default="",
+        metavar="N,N,...",
+        help="Offered loads in requests a second; several are a sweep.",
+    ),
+    click.option(
+        "--concurrency",
+        type=counts,
+        default="",
+        metavar="N,N,...",
+        help="Instead: clients in a closed loop.",
+    ),
+    click.option(
+        "--trace",
+        type=_FILE,
+        help="Instead: arrivals and lengths from JSON lines or a .csv file.",
+    ),
+    click.option("--speed", type=_POSITIVE, default=1.0, help="How fast a trace is replayed."),
+    click.option(
+        "--arrivals",
+        type=click.Choice(["poisson", "constant"]),
+        default="poisson",
+        show_default=True,
+    ),
+    click.option("--duration-secs", type=_POSITIVE, default=60.0, show_default=True),
+    click.option(
+        "--requests",
+        type=click.IntRange(min=1),
+        default=256,
+        show_default=True,
+        help="Of a closed loop.",
+    ),
+)
+_WHAT = (
+    click.option(
+        "--input-tokens",
+        default="uniform:1024:0.3",
+        show_default=True,
+        help="Lengths of prompts: N, uniform:MEAN:SPREAD or lognormal:MEDIAN:SIGMA.",
+    ),
+    click.option(
+        "--output-tokens",
+        default="uniform:256:0.3",
+        show_default=True,
+        help="Lengths of answers, likewise.",
+    ),
+    click.option(
+        "--lengths-from", type=_FILE, help="Draw both lengths of a request from a trace's instead."
+    ),
+    click.option(
+        "--prompt-ids",
+        type=click.IntRange(min=1),
+        metavar="VOCABULARY",
+        help="Prompts are random token ids below this instead of text.",
+    ),
+    click.option(
+        "--tokenizer",
+        type=_FILE,
+        help="A tokenizer.json that counts prompts' tokens instead of the server's /tokenize.",
+    ),
+    click.option(
+        "--exact",
+        type=click.Choice(["ignore-eos", "min-tokens", "no"]),
+        default="ignore-eos",
+        show_default=True,
+        help="How the server is told not to end answers early.",
+    ),
+    click.option("--extra-body", default="{}", help="JSON object of further fields."),
+)
+_HOW = (
+    click.option(
+        "--warm-up-secs",
+        type=_SECONDS,
+        default=5.0,
+        show_default=True,
+        help="Requests that arrive in the first seconds do not count.",
+    ),
+    click.option(
+        "--cool-down-secs",
+        type=_SECONDS,
+        default=5.0,
+        show_default=True,
+        help="Nor those of the last seconds of arrivals.",
+    ),
+    click.option(
+        "--timeout-secs",
+        type=_POSITIVE,
+        default=600.0,
+        show_default=True,
+        help="From a request's scheduled arrival to its end; then it is an error.",
+    ),
+    click.option(
+        "--slo", multiple=True, help="ttft:MS, tpot:MS or e2e:MS; goodput keeps all of them."
+    ),
+    click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True),
+    click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True),
+    click.option(
+        "--operating-range",
+        type=_POSITIVE,
+        help="Sum up to this load, not to the measured saturation point.",
+    ),
+    click.option("--generator-cores", help="Keep the load generator on these, like 0-1."),
+    click.option("--gpu", type=int, multiple=True, help="Whose energy counts; all by default."),
+    click.option(
+        "--output",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Directory for results; bench-<time> by default.",
+    ),
+    click.option("--plots/--no-plots", default=True, show_default=True, help="PNG files."),
+)
+
+
+def bench_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of `BenchSettings`."""
+    for option in reversed((*_WHO, *_WHEN, *_WHAT, *_HOW)):
+        command = option(command)
+    return command
