@@ -18,6 +18,7 @@ from blink_server.gunicorn_settings import (
     API_KEY_FILE_VARIABLE,
     CONTROL_SOCKET_VARIABLE,
     HTTP_OPTIONS_VARIABLE,
+    METRICS_VARIABLE,
 )
 from blink_server.http.settings import ServerSettings
 
@@ -66,12 +67,14 @@ def settings_from(environment: Mapping[str, str]) -> ServerSettings:
     options = HttpOptions(**json.loads(environment.get(HTTP_OPTIONS_VARIABLE, "{}")))
     key_file = environment.get(API_KEY_FILE_VARIABLE)
     control_socket = environment.get(CONTROL_SOCKET_VARIABLE)
+    metrics = environment.get(METRICS_VARIABLE)
     return ServerSettings(
         api_key_file=None if key_file is None else Path(key_file),
         head_seconds=options.head_timeout_secs,
         grammar_seconds=options.grammar_timeout_ms / 1000,
         max_body_bytes=options.max_body_mib * 1024 * 1024,
         max_requests_per_key=options.max_requests_per_key,
+        keys_directory=None if metrics is None else Path(metrics, "keys"),
         request_seconds=options.request_timeout_secs,
         cors_origins=tuple(filter(None, options.cors_origins.split(","))),
         access_log=options.access_log,
@@ -88,7 +91,7 @@ _OPTIONS = [
     click.option(
         "--max-requests-per-key",
         type=click.IntRange(min=1),
-        help="Requests that one key may have in progress in each worker.",
+        help="Requests that one key may have in progress.",
     ),
     click.option(
         "--request-timeout-secs",

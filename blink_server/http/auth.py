@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections import Counter
 from pathlib import Path
 
 import falcon.asgi
@@ -17,6 +16,7 @@ import falcon.asgi
 from blink_server.api_keys import read_api_keys
 from blink_server.errors import BlinkError
 from blink_server.http.errors import Forbidden, TooManyRequests, Unauthorized
+from blink_server.http.key_places import KeyPlaces
 from blink_server.http.scope import cleanup_of, record_of
 from blink_server.http.settings import ServerSettings, key_digest
 
@@ -74,10 +74,10 @@ class ApiKeys:
     """Falcon middleware that asks for `Authorization: Bearer <key>`, or `x-api-key: <key>`."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        """Raises `BlinkError` where the key file cannot be used."""
+        """Raises `BlinkError` where the key file cannot be used, OSError the keys' directory."""
         self._ring = KeyRing(settings.api_key_digests, settings.api_key_file)
-        self._most = settings.max_requests_per_key
-        self._running: Counter[bytes] = Counter()
+        most = settings.max_requests_per_key
+        self._places = None if most is None else KeyPlaces(settings.keys_directory, most)
 
     async def process_request(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Raises `Unauthorized`, `TooManyRequests` before anything of the body is read."""
@@ -86,8 +86,8 @@ class ApiKeys:
             return
         digest = self._find(_given_key(req))
         record_of(req).key = digest.hex()[:12]
-        if req.method == "POST" and self._most is not None:
-            self._count(req, digest, self._most)
+        if req.method == "POST" and self._places is not None:
+            self._take_place(req, digest, self._places)
 
     def _find(self, key: str) -> bytes:
         digest = key_digest(key)
@@ -96,16 +96,13 @@ class ApiKeys:
             raise Unauthorized("the API key is not valid")
         return digest
 
-    def _count(self, req: falcon.asgi.Request, digest: bytes, most: int) -> None:
-        if self._running[digest] >= most:
-            raise TooManyRequests(f"this key has {most} requests in progress, the most it may have")
-        self._running[digest] += 1
-        cleanup_of(req).callback(self._ended, digest)
-
-    def _ended(self, digest: bytes) -> None:
-        self._running[digest] -= 1
-        if not self._running[digest]:
-            del self._running[digest]
+    def _take_place(self, req: falcon.asgi.Request, digest: bytes, places: KeyPlaces) -> None:
+        place = places.take(digest)
+        if place is None:
+            raise TooManyRequests(
+                f"this key has {places.most} requests in progress, the most it may have"
+            )
+        cleanup_of(req).callback(places.give, digest, place)
 
 
 def _given_key(req: falcon.asgi.Request) -> str:

@@ -17,7 +17,8 @@ class ServerSettings:
     max_body_bytes, body_seconds: the largest request body, and how long it may take to arrive.
     max_n: most choices of one prompt. grammar_seconds: how long a schema or an expression that an
     answer must fulfil may take to compile. max_requests_per_key: most requests in progress for one
-    key, in this worker. request_seconds: longest time from a request to its end.
+    key, over all workers that have this keys_directory, or in this worker alone without one.
+    request_seconds: longest time from a request to its end.
     retry_seconds: how long a request that an endpoint never ran waits for the next endpoint.
     awaited_seconds: how long a request waits for a version for which the one before made way.
     cors_origins: web pages of which origins may call ("*": all); none by default.
@@ -37,6 +38,7 @@ class ServerSettings:
     max_n: int = 128
     grammar_seconds: float = 5.0
     max_requests_per_key: int | None = None
+    keys_directory: Path | None = None
     request_seconds: float | None = None
     retry_seconds: float = 5.0
     awaited_seconds: float = 60.0
