@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -14,7 +11,6 @@ from hypothesis import strategies as st
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -24,6 +20,7 @@ from blink_server.backend import RequestTiming
 from blink_server.http.metrics import FinishedRequest
 from blink_server.http.tracing import Tracer, clock_offset, otlp_tracer
 from blink_server.testing.fake_backend import TIMING
+from blink_server.testing.otlp_collector import OtlpCollector, otlp_collector
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}
@@ -131,42 +128,14 @@ def test_another_clock_is_mapped_within_the_error_told(times: list[int], ahead: 
     assert (offset, error) == (0, 0) or error == untold
 
 
-class Collector(HTTPServer):
-    """Keeps what an exporter posts."""
-
-    def __init__(self) -> None:
-        self.received: list[ExportTraceServiceRequest] = []
-        super().__init__(("127.0.0.1", 0), _Receive)
-
-
-class _Receive(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
-        assert self.path == "/v1/traces"
-        self.server.received.append(ExportTraceServiceRequest.FromString(body))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
-def collector() -> Iterator[Collector]:
-    with Collector() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+def collector() -> Iterator[OtlpCollector]:
+    with otlp_collector() as collector:
+        yield collector
 
 
-async def test_spans_reach_a_collector(worker: Any, collector: Collector) -> None:
-    worker.metrics.tracer = otlp_tracer(f"http://127.0.0.1:{collector.server_port}/", "1.2.3")
+async def test_spans_reach_a_collector(worker: Any, collector: OtlpCollector) -> None:
+    worker.metrics.tracer = otlp_tracer(f"{collector.url}/", "1.2.3")
     worker.serve("hello")
     await worker.chat("Hi")
     worker.metrics.tracer.close()
@@ -174,7 +143,7 @@ async def test_spans_reach_a_collector(worker: Any, collector: Collector) -> Non
     attributes = {item.key: item.value.string_value for item in resource.resource.attributes}
     assert attributes["service.name"] == "blink-server"
     assert attributes["service.version"] == "1.2.3"
-    assert "chat tiny" in [span.name for span in resource.scope_spans[0].spans]
+    assert "chat tiny" in [span.name for span in collector.spans]
 
 
 async def test_a_collector_that_is_down_costs_requests_nothing(worker: Any) -> None:
