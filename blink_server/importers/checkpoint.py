@@ -18,17 +18,22 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """Shape of a decoder-only transformer of the Llama family: also Mistral, Qwen 2 and Qwen 3.
+    """Shape of a decoder-only transformer: Llama, Mistral, Qwen 2 and 3, Qwen 3 MoE, Phi 3 and 4.
 
     attention_bias: the projections to queries, keys and values add ("...q_proj.bias", float32
     [rows]); the other projections do not. qk_norm: each head's query and key pass through an
     RMS norm of their own before rotation ("...q_norm.weight", "...k_norm.weight", float32
-    [head_dim]). rope_divisors: what the rotary frequencies are divided by, one number a pair of
-    elements (head_dim / 2 of them), or none: every scaling whose tables depend on the position
-    alone comes to that.
+    [head_dim]). rotary_dim: how many elements of a head turn, 0 for all; the pairs that do are the
+    first ones of the half-split layout. rope_divisors: what their frequencies are divided by, one
+    number a pair, or none: every scaling whose tables depend on the position alone comes to that.
+    rope_magnitude: what their cos and sin are multiplied by.
+
+    With experts the family is "qwen3_moe": each layer has so many MLPs of `intermediate_size`
+    ("mlp.experts.0.gate_proj.weight" ...), and a router ("mlp.gate.weight", [experts, hidden])
+    whose `experts_per_token` best serve a token, weighted by the softmax of their scores.
     """
 
-    family: str  # "llama"
+    family: str  # "llama", "qwen3_moe"
     layers: int
     hidden_size: int
     intermediate_size: int
@@ -43,11 +48,29 @@ class Architecture:
     attention_bias: bool = False
     qk_norm: bool = False
     rope_divisors: tuple[float, ...] = ()
+    rotary_dim: int = 0
+    rope_magnitude: float = 1.0
+    experts: int = 0
+    experts_per_token: int = 0
+
+    @property
+    def turning_pairs(self) -> int:
+        """Pairs of elements of a head that turn."""
+        return (self.rotary_dim or self.head_dim) // 2
 
     def rotary_frequencies(self) -> npt.NDArray[np.float64]:
         """Radians by which the pairs of elements turn a position, float64 [head_dim / 2]."""
-        exponents = -np.arange(0, self.head_dim, 2) / self.head_dim
-        return np.asarray(self.rope_theta**exponents / np.array(self.rope_divisors or 1.0))
+        exponents = -np.arange(self.turning_pairs) / self.turning_pairs
+        turning = self.rope_theta**exponents / np.array(self.rope_divisors or 1.0)
+        return np.pad(turning, (0, self.head_dim // 2 - self.turning_pairs))
+
+    def rotary_tables(self, positions: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """cos and sin that the pairs turn by, float64 [positions, head_dim / 2] each."""
+        angles = np.outer(np.arange(positions), self.rotary_frequencies())
+        magnitude = np.where(
+            np.arange(angles.shape[1]) < self.turning_pairs, self.rope_magnitude, 1
+        )
+        return np.cos(angles) * magnitude, np.sin(angles) * magnitude
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """The canonical name and shape of every tensor that a checkpoint has."""
@@ -60,10 +83,13 @@ class Architecture:
             "self_attn.v_proj.weight": (keys, hidden),
             "self_attn.o_proj.weight": (hidden, queries),
             "post_attention_layernorm.weight": (hidden,),
-            "mlp.gate_proj.weight": (inner, hidden),
-            "mlp.up_proj.weight": (inner, hidden),
-            "mlp.down_proj.weight": (hidden, inner),
         }
+        mlps = [f"mlp.experts.{number}" for number in range(self.experts)] or ["mlp"]
+        for mlp in mlps:
+            layer[f"{mlp}.gate_proj.weight"] = layer[f"{mlp}.up_proj.weight"] = (inner, hidden)
+            layer[f"{mlp}.down_proj.weight"] = (hidden, inner)
+        if self.experts:
+            layer["mlp.gate.weight"] = (self.experts, hidden)
         if self.attention_bias:
             for part, size in (("q", queries), ("k", keys), ("v", keys)):
                 layer[f"self_attn.{part}_proj.bias"] = (size,)

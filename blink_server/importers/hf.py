@@ -10,6 +10,7 @@ from typing import Any
 from blink_server.errors import InvalidModel, Problem
 from blink_server.importers.checkpoint import Architecture, Tensor
 from blink_server.importers.file_hash import sha256_of_all
+from blink_server.importers.fused_tensors import StoredRows, canonical_tensors, stored_shapes
 from blink_server.importers.hf_config import read_architecture
 from blink_server.importers.hf_text import read_text
 from blink_server.importers.safetensors_files import (
@@ -34,7 +35,7 @@ class HuggingFaceCheckpoint:
     tokenizer_json: str
     chat_template: str | None
     source: Mapping[str, Any]
-    _tensors: Mapping[str, StoredTensor]
+    _tensors: Mapping[str, StoredTensor | StoredRows]
 
     def tensor_names(self) -> list[str]:
         return list(self._tensors)
@@ -64,10 +65,11 @@ def open_huggingface(
     report("tokenizer", 0.0)
     text = read_text(directory, architecture.vocabulary_size)
     report("tokenizer", 1.0)
-    shapes = architecture.tensor_shapes()
+    opened = open_tensors(directory)
+    shapes = stored_shapes(architecture.tensor_shapes(), opened)
     tensors = {
         name: tensor
-        for name, tensor in open_tensors(directory).items()
+        for name, tensor in opened.items()
         if name in shapes or not _repeats_another(name)
     }
     weights_file = INDEX_FILE if (directory / INDEX_FILE).exists() else SINGLE_FILE
@@ -88,7 +90,7 @@ def open_huggingface(
             **(origin or {}),
             "sha256": sha256_of_all(files, lambda part: report("hash", part)),
         },
-        _tensors=tensors,
+        _tensors=canonical_tensors(architecture, tensors),
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from blink_server.errors import InvalidModel, Problem
 from blink_server.importers.checkpoint import Architecture
-from blink_server.importers.rope_scaling import llama3_divisors
+from blink_server.importers.hf_fields import Fields
+from blink_server.importers.hf_rope import read_rope_scaling
 from blink_server.json_file import read_json
 
 CONFIG_FILE = "config.json"
@@ -23,6 +24,8 @@ class _Family:
     attention_bias: bool = False
     qk_norm: bool = False
     window_is_optional: bool = False  # "sliding_window" counts only with "use_sliding_window"
+    partial_rotary: bool = False  # a part of each head may turn
+    experts: bool = False
 
 
 FAMILIES = {
@@ -30,53 +33,11 @@ FAMILIES = {
     "mistral": _Family("MistralForCausalLM"),
     "qwen2": _Family("Qwen2ForCausalLM", attention_bias=True, window_is_optional=True),
     "qwen3": _Family("Qwen3ForCausalLM", qk_norm=True, window_is_optional=True),
+    "qwen3_moe": _Family(
+        "Qwen3MoeForCausalLM", qk_norm=True, window_is_optional=True, experts=True
+    ),
+    "phi3": _Family("Phi3ForCausalLM", partial_rotary=True),
 }
-
-
-class _Fields:
-    """Fields of one file; null counts as absent. Getters raise `InvalidModel` with the field."""
-
-    def __init__(self, path: Path, values: Mapping[str, Any], prefix: str = "") -> None:
-        self.path = path
-        self._values = values
-        self._prefix = prefix
-
-    def get(self, name: str, default: Any = None) -> Any:
-        value = self._values.get(name)
-        return default if value is None else value
-
-    def count(self, name: str, default: int | None = None) -> int:
-        """A positive whole number."""
-        value = self.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.invalid(name, "must be a positive whole number")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """A positive number."""
-        value = self.get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            raise self.invalid(name, "must be a positive number")
-        return float(value)
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        value = self.get(name, default)
-        if not isinstance(value, bool):
-            raise self.invalid(name, "must be true or false")
-        return value
-
-    def nested(self, name: str) -> _Fields:
-        """The fields of an object; of an empty one where there is none."""
-        value = self.get(name, {})
-        if not isinstance(value, dict):
-            raise self.invalid(name, "must be an object")
-        return _Fields(self.path, value, f"{self._prefix}{name}.")
-
-    def invalid(self, name: str, expected: str) -> InvalidModel:
-        """The error about one field: "is missing" or its value, and what would be right."""
-        found = self._values.get(name)
-        said = expected if found is not None else f"is missing; {expected}"
-        return InvalidModel([Problem(self.path, f"{self._prefix}{name}", found, said)])
 
 
 def read_architecture(directory: Path) -> Architecture:
@@ -90,9 +51,10 @@ def read_architecture(directory: Path) -> Architecture:
     document = read_json(path)
     if not isinstance(document, dict):
         raise InvalidModel([Problem(path, "", None, "must be an object")])
-    fields = _Fields(path, document)
+    fields = Fields(path, document)
     family = _family(fields)
-    _refuse_variants(fields, family)
+    rope = fields.nested("rope_parameters" if fields.get("rope_parameters") else "rope_scaling")
+    _refuse_variants(fields, rope, family)
     hidden_size, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     kv_heads = fields.count("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -102,28 +64,35 @@ def read_architecture(directory: Path) -> Architecture:
     head_dim = fields.count("head_dim", max(hidden_size // heads, 1))
     if head_dim % 2:
         raise fields.invalid("head_dim", "must be even")
-    rope = fields.nested("rope_parameters" if fields.get("rope_parameters") else "rope_scaling")
     theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
+    rotary_dim = _rotary_dim(fields, rope, head_dim)
+    scaling = read_rope_scaling(fields, rope, theta, rotary_dim or head_dim)
+    experts, experts_per_token = _experts(fields) if family.experts else (0, 0)
+    inner = "moe_intermediate_size" if family.experts else "intermediate_size"
     return Architecture(
-        family="llama",
+        family="qwen3_moe" if family.experts else "llama",
         layers=fields.count("num_hidden_layers"),
         hidden_size=hidden_size,
-        intermediate_size=fields.count("intermediate_size"),
+        intermediate_size=fields.count(inner),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocabulary_size=fields.count("vocab_size"),
-        context_length=_context_length(fields, family),
+        context_length=min(_context_length(fields, family), scaling.longest or sys.maxsize),
         rope_theta=theta,
         rms_norm_eps=fields.number("rms_norm_eps"),
         tied_embeddings=fields.flag("tie_word_embeddings"),
         attention_bias=family.attention_bias,
         qk_norm=family.qk_norm,
-        rope_divisors=_rope_divisors(rope, theta, head_dim),
+        rope_divisors=scaling.divisors,
+        rotary_dim=rotary_dim,
+        rope_magnitude=scaling.magnitude,
+        experts=experts,
+        experts_per_token=experts_per_token,
     )
 
 
-def _family(fields: _Fields) -> _Family:
+def _family(fields: Fields) -> _Family:
     model_type = fields.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
@@ -134,7 +103,7 @@ def _family(fields: _Fields) -> _Family:
     return family
 
 
-def _refuse_variants(fields: _Fields, family: _Family) -> None:
+def _refuse_variants(fields: Fields, rope: Fields, family: _Family) -> None:
     """Refuse what shares a supported model_type but would be computed wrongly."""
     if fields.get("quantization_config") is not None:
         method = fields.nested("quantization_config")
@@ -148,13 +117,41 @@ def _refuse_variants(fields: _Fields, family: _Family) -> None:
             f"must be {family.attention_bias} in this family".lower(),
         ),
         ("rope_interleaved", False, "supported is false"),
-        ("partial_rotary_factor", 1.0, "supported is 1.0"),
     ):
         if fields.get(name, supported) != supported:
             raise fields.invalid(name, expected)
+    for place in (fields, rope):
+        if not family.partial_rotary and place.get("partial_rotary_factor", 1.0) != 1.0:
+            raise place.invalid("partial_rotary_factor", "supported is 1.0")
 
 
-def _context_length(fields: _Fields, family: _Family) -> int:
+def _experts(fields: Fields) -> tuple[int, int]:
+    """How many each layer has, and how many of them serve a token."""
+    for name, usual, supported in (
+        ("decoder_sparse_step", 1, 1),
+        ("mlp_only_layers", [], []),
+        ("norm_topk_prob", False, True),
+    ):
+        if fields.get(name, usual) != supported:
+            raise fields.invalid(name, f"supported is {json.dumps(supported)}")
+    name = "num_experts" if fields.get("num_experts") else "num_local_experts"
+    experts, chosen = fields.count(name), fields.count("num_experts_per_tok")
+    if chosen > experts:
+        raise fields.invalid("num_experts_per_tok", f"must be at most {name}, {experts}")
+    return experts, chosen
+
+
+def _rotary_dim(fields: Fields, rope: Fields, head_dim: int) -> int:
+    """Elements of a head that turn, 0 for all of them."""
+    name = "partial_rotary_factor"
+    place = fields if rope.get(name) is None else rope
+    size = int(head_dim * place.number(name, 1.0))
+    if size % 2 or not 0 < size <= head_dim:
+        raise place.invalid(name, f"must be an even part of the {head_dim} elements of a head")
+    return 0 if size == head_dim else size
+
+
+def _context_length(fields: Fields, family: _Family) -> int:
     longest = fields.count("max_position_embeddings")
     kinds = fields.get("layer_types", [])
     for kind in kinds if isinstance(kinds, list) else [kinds]:
@@ -165,25 +162,3 @@ def _context_length(fields: _Fields, family: _Family) -> int:
     if not slides or fields.get("sliding_window") is None:
         return longest
     return min(longest, fields.count("sliding_window"))
-
-
-def _rope_divisors(rope: _Fields, theta: float, head_dim: int) -> tuple[float, ...]:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return ()
-    if kind == "linear":
-        return (rope.number("factor"),) * (head_dim // 2)
-    if kind == "llama3":
-        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-        if low >= high:
-            raise rope.invalid("high_freq_factor", f"must be above low_freq_factor, {low}")
-        return llama3_divisors(
-            theta,
-            head_dim,
-            factor=rope.number("factor"),
-            low_frequency_factor=low,
-            high_frequency_factor=high,
-            original_context=rope.count("original_max_position_embeddings"),
-        )
-    name = "rope_type" if rope.get("rope_type") is not None else "type"
-    raise rope.invalid(name, "supported are 'default', 'linear', 'llama3'")

@@ -30,12 +30,12 @@ class StoredTensor:
     shape: tuple[int, ...]
     _handle: Any
 
-    def read(self) -> npt.NDArray[np.float32]:
+    def read(self, rows: slice = slice(None)) -> npt.NDArray[np.float32]:
         """The values as float32, a copy of the caller's own. The dtype is one of `FLOAT_TYPES`.
 
         Raises `InvalidModel` where a value is infinite or undefined.
         """
-        values = np.asarray(self._handle.get_tensor(self.name)).astype(np.float32, copy=False)
+        values = np.asarray(self._handle.get_slice(self.name)[rows]).astype(np.float32, copy=False)
         if not np.isfinite(values).all():
             raise InvalidModel(
                 [Problem(self.file, self.name, None, "holds infinite or undefined values")]

@@ -1,4 +1,4 @@
-"""The Llama decoder in plain numpy: the reference that the engines are compared with.
+"""The Llama decoder in plain numpy, also with experts: what the engines are compared with.
 
 It does each thing where the paper says it and nothing for speed: no cache, no fusion, the whole
 sequence at once, in the precision of its weights.
@@ -50,9 +50,7 @@ def forward(
         q, k = _rotate(q, architecture), _rotate(k, architecture)
         x = x + _attend(q, k, v) @ w["self_attn.o_proj.weight"].T
         normed = _rms_norm(x, w["post_attention_layernorm.weight"], architecture.rms_norm_eps)
-        gate = normed @ w["mlp.gate_proj.weight"].T
-        up = normed @ w["mlp.up_proj.weight"].T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ w["mlp.down_proj.weight"].T
+        x = x + (_mix_experts if architecture.experts else _mlp)(normed, w, architecture)
         keys.append(k)
         values.append(v)
     x = _rms_norm(x, weights["model.norm.weight"], architecture.rms_norm_eps)
@@ -73,15 +71,43 @@ def _project(x: Array, layer: Mapping[str, Array], part: str, head_dim: int) -> 
 
 
 def _rotate(x: Array, architecture: Architecture) -> Array:
-    """Rotary embedding, half-split: element i turns with element i + head_dim / 2."""
+    """Rotary embedding, half-split: element i turns with element i + head_dim / 2, if it does."""
     tokens, _, size = x.shape
-    frequency = architecture.rope_theta ** (-np.arange(0, size, 2) / size)
+    turning = architecture.rotary_dim or size
+    frequency = architecture.rope_theta ** (-np.arange(0, turning, 2) / turning)
     if architecture.rope_divisors:
         frequency = frequency / np.array(architecture.rope_divisors)
     angle = np.outer(np.arange(tokens), frequency)
-    cos, sin = np.cos(angle).astype(x.dtype)[:, None], np.sin(angle).astype(x.dtype)[:, None]
-    first, second = x[..., : size // 2], x[..., size // 2 :]
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    scale = architecture.rope_magnitude
+    cos, sin = (scale * f(angle).astype(x.dtype)[:, None] for f in (np.cos, np.sin))
+    pairs = turning // 2
+    first, second = x[..., :pairs], x[..., size // 2 : size // 2 + pairs]
+    turned = x.copy()
+    turned[..., :pairs] = first * cos - second * sin
+    turned[..., size // 2 : size // 2 + pairs] = second * cos + first * sin
+    return turned
+
+
+def _mlp(
+    x: Array, layer: Mapping[str, Array], architecture: Architecture, mlp: str = "mlp"
+) -> Array:
+    gate = x @ layer[f"{mlp}.gate_proj.weight"].T
+    up = x @ layer[f"{mlp}.up_proj.weight"].T
+    return np.asarray((gate / (1 + np.exp(-gate)) * up) @ layer[f"{mlp}.down_proj.weight"].T)
+
+
+def _mix_experts(x: Array, layer: Mapping[str, Array], architecture: Architecture) -> Array:
+    """Each token's best experts, weighted by the softmax over all scores, made to add up to 1."""
+    scores = x @ layer["mlp.gate.weight"].T
+    likely = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    likely /= likely.sum(axis=-1, keepdims=True)
+    mixed = np.zeros_like(x)
+    for token, row in enumerate(likely):
+        best = np.argsort(-row, kind="stable")[: architecture.experts_per_token]
+        for expert in best:
+            one = _mlp(x[token : token + 1], layer, architecture, f"mlp.experts.{expert}")
+            mixed[token] += row[expert] / row[best].sum() * one[0]
+    return mixed
 
 
 def _attend(q: Array, k: Array, v: Array) -> Array:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 
 from blink_server.importers.checkpoint import Architecture
+from blink_server.importers.fused_tensors import head_order
 from blink_server.testing.memory_checkpoint import random_checkpoint
 from blink_server.testing.tiny_tokenizer import CHAT_TEMPLATE, IM_END, byte_level_tokenizer
 
@@ -45,6 +46,27 @@ _FAMILY_FIELDS: Mapping[str, Mapping[str, Any]] = {
         "use_sliding_window": False,
         "sliding_window": None,
     },
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "attention_bias": False,
+        "head_dim": 32,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "intermediate_size": 160,  # of layers without experts: there are none
+        "moe_intermediate_size": 96,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+    "phi3": {
+        "architectures": ["Phi3ForCausalLM"],
+        "attention_bias": False,
+        "partial_rotary_factor": 0.75,
+        "sliding_window": None,
+        "original_max_position_embeddings": 64,
+    },
 }
 
 
@@ -69,7 +91,7 @@ def write_tiny_huggingface(
     tensors: Mapping[str, Array | None] | None = None,
     files: Mapping[str, Any] | None = None,
 ) -> TinyHuggingFace:
-    """Write a model of `model_type` "llama", "mistral", "qwen2" or "qwen3" to a new directory.
+    """Write a model of a `model_type` of `hf_config.FAMILIES` to a new directory.
 
     `shards` above 1 spreads the tensors over files with an index. `config` and `tensors` replace
     entries of config.json and of the weights, add new ones or, where None, leave them out;
@@ -81,6 +103,8 @@ def write_tiny_huggingface(
         name: values.astype(DTYPES[dtype]) for name, values in random.items()
     }
     weights = {name: values.astype(np.float32) for name, values in stored.items()}
+    if model_type == "phi3":
+        stored = _fused(architecture, stored)
     for name, replacement in (tensors or {}).items():
         stored.pop(name, None)
         if replacement is not None:
@@ -101,22 +125,40 @@ def write_tiny_huggingface(
     return TinyHuggingFace(directory, architecture, weights)
 
 
+def _fused(architecture: Architecture, weights: Mapping[str, Array]) -> dict[str, Array]:
+    """Projections with one input as one tensor, the elements of a head that turn first."""
+    fused = dict(weights)
+    for layer in range(architecture.layers):
+        prefix = f"model.layers.{layer}"
+        q, k, v = (fused.pop(f"{prefix}.self_attn.{part}_proj.weight") for part in "qkv")
+        for rows in (q, k):
+            rows[head_order(architecture, len(rows))] = rows.copy()
+        gate_up = [fused.pop(f"{prefix}.mlp.{part}_proj.weight") for part in ("gate", "up")]
+        fused[f"{prefix}.self_attn.qkv_proj.weight"] = np.concatenate([q, k, v])
+        fused[f"{prefix}.mlp.gate_up_proj.weight"] = np.concatenate(gate_up)
+    return fused
+
+
 def _architecture(model_type: str, tied: bool) -> Architecture:
+    fields = _FAMILY_FIELDS[model_type]
     return Architecture(
-        family="llama",
+        family="qwen3_moe" if model_type == "qwen3_moe" else "llama",
         layers=2,
         hidden_size=64,
         intermediate_size=96,
         heads=4,
         kv_heads=2,
-        head_dim=int(_FAMILY_FIELDS[model_type].get("head_dim", 16)),
+        head_dim=fields.get("head_dim", 16),
         vocabulary_size=VOCABULARY_SIZE,
         context_length=64,
         rope_theta=10000.0,
         rms_norm_eps=1e-5,
         tied_embeddings=tied,
         attention_bias=model_type == "qwen2",
-        qk_norm=model_type == "qwen3",
+        qk_norm=model_type.startswith("qwen3"),
+        rotary_dim=12 if model_type == "phi3" else 0,
+        experts=fields.get("num_experts", 0),
+        experts_per_token=fields.get("num_experts_per_tok", 0),
     )
 
 

@@ -20,6 +20,11 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.0, 1.5, 2, 2, 4],
+    "long_factor": [9] * 6,
+}
 
 
 def written(tmp_path: Path, family: str = "llama", **config: Any) -> Path:
@@ -29,7 +34,7 @@ def written(tmp_path: Path, family: str = "llama", **config: Any) -> Path:
 @pytest.mark.parametrize(
     ("family", "config", "message"),
     [
-        ("llama", {"model_type": "phi3"}, "model_type: is 'phi3'; supported are 'llama', 'mist"),
+        ("llama", {"model_type": "phi"}, "model_type: is 'phi'; supported are 'llama', 'mist"),
         ("llama", {"model_type": None}, "model_type: is missing; supported are"),
         ("llama", {"model_type": ["llama"]}, "model_type: is ['llama']; supported are"),
         (
@@ -72,9 +77,27 @@ def written(tmp_path: Path, family: str = "llama", **config: Any) -> Path:
         ),
         (
             "llama",
-            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
-            "rope_parameters.rope_type: is 'longrope'; supported are",
+            {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}},
+            "rope_parameters.rope_type: is 'proportional'; supported are",
         ),
+        (
+            "llama",
+            {"rope_parameters": {"partial_rotary_factor": 0.5}},
+            "rope_parameters.partial_rotary_factor: is 0.5; supported is 1.0",
+        ),
+        ("phi3", {"partial_rotary_factor": 0.7}, "partial_rotary_factor: is 0.7; must be an even"),
+        ("phi3", {"partial_rotary_factor": 2}, "partial_rotary_factor: is 2; must be an even"),
+        ("phi3", {"rope_scaling": LONGROPE | {"short_factor": [1]}}, "rope_scaling.short_factor"),
+        (
+            "phi3",
+            {"rope_scaling": LONGROPE | {"short_factor": [0] * 6}},
+            "rope_scaling.short_factor: is [0, 0, 0, 0, 0, 0]; must be a list of positive numbers",
+        ),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step: is 2; supported is 1"),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, "mlp_only_layers: is [0]; supported is []"),
+        ("qwen3_moe", {"norm_topk_prob": None}, "norm_topk_prob: is missing; supported is true"),
+        ("qwen3_moe", {"num_experts_per_tok": 7}, "num_experts_per_tok: is 7; must be at most"),
+        ("qwen3_moe", {"num_experts": None}, "num_local_experts: is missing; must be a positive"),
         ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: is missing; must"),
         (
             "llama",
@@ -169,6 +192,39 @@ def test_llama3_scaling_slows_the_slow_pairs_alone(tmp_path: Path) -> None:
     assert ratios[0] == 1
     assert ratios[-1] == 8
     assert len(ratios) > 2  # some lie between
+
+
+def test_longrope_holds_within_the_original_context(tmp_path: Path) -> None:
+    config = {"rope_scaling": LONGROPE, "original_max_position_embeddings": 16}
+    architecture = read_architecture(written(tmp_path, "phi3", **config))
+    assert (architecture.context_length, architecture.rotary_dim) == (16, 12)
+    plain = 10000.0 ** (-np.arange(0, 12, 2) / 12)
+    expected = np.append(plain / [1.0, 1.0, 1.5, 2, 2, 4], [0, 0])
+    assert np.allclose(architecture.rotary_frequencies(), expected, rtol=1e-12)
+    magnitude = np.sqrt(1 + np.log(64 / 16) / np.log(16))
+    cos, sin = architecture.rotary_tables(3)
+    assert np.allclose(cos[2, :6], magnitude * np.cos(2 * expected[:6]), rtol=1e-12)
+    assert np.allclose(sin[2, :6], magnitude * np.sin(2 * expected[:6]), rtol=1e-12)
+    assert (cos[:, 6:] == 1).all()
+    assert (sin[:, 6:] == 0).all()
+
+
+def test_longrope_takes_the_magnitude_that_is_given(tmp_path: Path) -> None:
+    given = {"rope_scaling": LONGROPE | {"attention_factor": 1.25}}
+    assert read_architecture(written(tmp_path / "a", "phi3", **given)).rope_magnitude == 1.25
+    short = {"rope_scaling": LONGROPE}  # trained for the context that it has
+    assert read_architecture(written(tmp_path / "b", "phi3", **short)).rope_magnitude == 1.0
+
+
+def test_experts_are_counted_in_either_spelling(tmp_path: Path) -> None:
+    config = {"num_experts": None, "num_local_experts": 6}
+    for directory in (
+        written(tmp_path / "a", "qwen3_moe"),
+        written(tmp_path / "b", "qwen3_moe", **config),
+    ):
+        architecture = read_architecture(directory)
+        assert (architecture.family, architecture.experts) == ("qwen3_moe", 6)
+        assert (architecture.intermediate_size, architecture.experts_per_token) == (96, 2)
 
 
 def test_null_counts_as_absent(tmp_path: Path) -> None:

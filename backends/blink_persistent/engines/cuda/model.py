@@ -24,12 +24,11 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
 def rotary_tables(architecture: Architecture, context_length: int, *, device: Any) -> Rotary:
     """cos and sin for every position, computed in float64."""
-    frequencies = torch.from_numpy(architecture.rotary_frequencies())
-    angles = torch.outer(torch.arange(context_length, dtype=torch.float64), frequencies)
-    return Rotary(
-        angles.cos().to(device=device, dtype=torch.float32),
-        angles.sin().to(device=device, dtype=torch.float32),
+    cos, sin = (
+        torch.from_numpy(table).to(device=device, dtype=torch.float32)
+        for table in architecture.rotary_tables(context_length)
     )
+    return Rotary(cos, sin)
 
 
 @dataclass(frozen=True, slots=True)

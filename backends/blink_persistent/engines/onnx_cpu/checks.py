@@ -51,7 +51,8 @@ def _wrong_dimensions(
     architecture: Architecture, context_length: int
 ) -> Iterator[tuple[str, object, str]]:
     if architecture.family != "llama":
-        yield "family", architecture.family, "this engine builds 'llama' decoders only"
+        expected = "this engine builds 'llama' decoders only: the engine 'cuda' may serve it"
+        yield "family", architecture.family, expected
     for field, size in (
         ("hidden_size", architecture.hidden_size),
         ("intermediate_size", architecture.intermediate_size),
@@ -64,8 +65,8 @@ def _wrong_dimensions(
     if architecture.kv_heads <= 0 or architecture.heads % architecture.kv_heads:
         yield "kv_heads", architecture.kv_heads, f"must divide the {architecture.heads} heads"
     divisors = architecture.rope_divisors
-    if divisors and len(divisors) != architecture.head_dim // 2:
-        expected = f"must be one a pair of elements, {architecture.head_dim // 2}, or none"
+    if divisors and len(divisors) != architecture.turning_pairs:
+        expected = f"must be one a pair of elements, {architecture.turning_pairs}, or none"
         yield "rope_divisors", f"{len(divisors)} numbers", expected
     if not 2 <= context_length <= architecture.context_length:
         limit = architecture.context_length

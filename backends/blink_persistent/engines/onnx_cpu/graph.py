@@ -155,11 +155,10 @@ class _Decoder:
 
     def _add_rotary_tables(self, context_length: int) -> None:
         """cos and sin, float32 [context_length, head_dim / 2], for the half-split layout."""
-        frequencies = self._architecture.rotary_frequencies()
-        angle = np.outer(np.arange(context_length), frequencies)
+        cos, sin = self._architecture.rotary_tables(context_length)
         self._rotary = [
-            self._graph.constant("rotary.cos", np.cos(angle).astype(np.float32)),
-            self._graph.constant("rotary.sin", np.sin(angle).astype(np.float32)),
+            self._graph.constant("rotary.cos", cos.astype(np.float32)),
+            self._graph.constant("rotary.sin", sin.astype(np.float32)),
         ]
 
     def embed(self) -> str:

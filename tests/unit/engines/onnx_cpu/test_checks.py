@@ -40,6 +40,11 @@ def test_another_family_is_refused_by_its_name_alone():
     assert _problems(checkpoint) == {"family": "mamba"}
 
 
+def test_experts_are_refused_by_their_family():
+    architecture = tiny_architecture(family="qwen3_moe", experts=4, experts_per_token=2)
+    assert _problems(random_checkpoint(architecture)) == {"family": "qwen3_moe"}
+
+
 def test_every_missing_and_every_ignored_tensor_is_named():
     checkpoint = random_checkpoint(tiny_architecture(tied_embeddings=False))
     del checkpoint.tensors["model.layers.1.mlp.up_proj.weight"]

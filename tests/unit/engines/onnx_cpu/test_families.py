@@ -32,6 +32,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+LONGROPE = {"rope_type": "longrope", "short_factor": [1, 1, 1, 2, 2, 4], "long_factor": [9] * 6}
 HUGGING_FACE: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama 3": ("llama", {"rope_theta": 500000.0, "rope_scaling": LLAMA3}),
@@ -39,6 +40,11 @@ HUGGING_FACE: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 32}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
+    "phi3": ("phi3", {}),
+    "phi3, longrope": (
+        "phi3",
+        {"rope_scaling": LONGROPE, "original_max_position_embeddings": 32},
+    ),
 }
 
 
