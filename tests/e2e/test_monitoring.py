@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from blink_server.testing.server_process import ServerProcess
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
+PAGE = MONITORING.with_suffix(".md")
 MARKER = "xyzzy"
 TRACE = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
 
@@ -132,6 +134,14 @@ async def test_every_line_of_the_metrics_is_right(observed: Observed) -> None:
     assert openmetrics.names == plain.names
     series = sum(len(family.samples) for family in plain.families.values())
     assert series < 1000  # of one version
+
+
+async def test_the_page_names_every_metric_and_no_other(observed: Observed) -> None:
+    _, _, table = PAGE.read_text().partition("| metric | is |\n")
+    cells = [row.split("|")[1] for row in table.partition("\n\n")[0].splitlines()]
+    named = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    assert len(named) == len(set(named))
+    assert set(named) == MetricLines(observed.plain, openmetrics=False).families.keys()
 
 
 async def test_no_text_of_a_request_is_logged_or_traced(observed: Observed) -> None:
