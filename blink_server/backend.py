@@ -8,7 +8,7 @@ in `blink_server.control`. The two paths share nothing but the `Endpoint`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -363,11 +363,11 @@ class Backend(Protocol):
 
         `limits` holds what the user asked for ("max_rows", "context_length"), a subset of
         config.json's limits; the backend chooses the others and returns them all in
-        `BuildResult.config["limits"]`. `options` holds what they asked of the engine ("compute"):
-        the backend refuses what it does not know, and records what it took in
-        `BuildResult.config["engine"]`. `directory` is private to the call until it returns;
-        `progress(stage, fraction)` may be called from any thread. Raises `InvalidModel` for a
-        checkpoint, limits or options it cannot serve.
+        `BuildResult.config["limits"]`. `options` holds what they asked of the engine ("compute",
+        and "name" of an `EngineBackend`): the backend refuses what it does not know, and records
+        what it took in `BuildResult.config["engine"]`. `directory` is private to the call until
+        it returns; `progress(stage, fraction)` may be called from any thread. Raises
+        `InvalidModel` for a checkpoint, limits or options it cannot serve.
         """
         ...
 
@@ -382,4 +382,18 @@ class Backend(Protocol):
 
     async def connect(self, version: ModelVersion, endpoint: Endpoint) -> Session:
         """Attach a worker to a READY version. Raises `Unavailable`."""
+        ...
+
+
+@runtime_checkable
+class EngineBackend(Backend, Protocol):
+    """A backend that builds for one of several engines: `import --engine` names it."""
+
+    engines: Mapping[str, Any]
+
+    def import_options(self, engine: str | None) -> Collection[str]:
+        """Which of "quantize" and "compute" an import for an engine takes; None: the default one.
+
+        An engine that does not take "quantize" is given float matrices as they are.
+        """
         ...

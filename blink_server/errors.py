@@ -20,13 +20,15 @@ class Problem:
     """One thing that is wrong in one file, said so that it can be mended.
 
     `field` is a JSON-path-like name ("limits.max_rows"), or "" where the whole file is meant;
-    `value` is what was found; `expected` says what would be right.
+    `value` is what was found; `expected` says what would be right. `of_machine`: the file is
+    right, it is this machine that lacks something, and another may serve it.
     """
 
     file: Path
     field: str
     value: Any
     expected: str
+    of_machine: bool = False
 
     def __str__(self) -> str:
         where = f"{self.file}: {self.field}" if self.field else str(self.file)

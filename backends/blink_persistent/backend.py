@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from blink_server.errors import Problem, Unavailable
 from blink_server.hookspecs import Connect, Factory, SamplerFactory
 
 DEFAULT_BUILD_ENGINE = "onnx_cpu"
+IMPORT_OPTIONS = ("quantize", "compute")  # of engines that do not say
 _RING_BYTES_A_SLOT = 512  # arenas become resident only with use
 _GPU_HOST_BYTES = 2 << 30  # of the processes that serve a version on a GPU
 
@@ -71,12 +72,20 @@ class PersistentBackend:
         options: Mapping[str, Any],
         progress: Callable[[str, float], None],
     ) -> BuildResult:
-        """Engine files of the CPU engine."""
-        engine = self.engines[DEFAULT_BUILD_ENGINE]()
-        result: BuildResult = engine.build(
-            checkpoint, directory, limits=limits, options=options, progress=progress
+        """Files of the engine that `options` names, by default the CPU's."""
+        of_engine = {option: value for option, value in options.items() if option != "name"}
+        engine = self._engine(options.get("name"))
+        return engine.build(
+            checkpoint, directory, limits=limits, options=of_engine, progress=progress
         )
-        return result
+
+    def import_options(self, engine: str | None) -> Collection[str]:
+        """Both, unless the engine's `import_options` say less."""
+        return getattr(self._engine(engine), "import_options", IMPORT_OPTIONS)
+
+    def _engine(self, name: str | None) -> Engine:
+        engine: Engine = self.engines[name or DEFAULT_BUILD_ENGINE]()
+        return engine
 
     def runner_command(self, version: ModelVersion, *, threads: int) -> Sequence[str]:
         """A runner of its own on the CPU; on a GPU a link to the one that owns the GPU."""
@@ -115,7 +124,7 @@ def _known(file: Path, field: str, value: str, offers: Mapping[str, object]) -> 
 
 def _check_place(file: Path, engine: str, place: GpuPlace | None) -> Sequence[Problem]:
     missing = missing_for_gpu(place.device, place.modules) if place is not None else ""
-    return [Problem(file, "engine.name", engine, missing)] if missing else []
+    return [Problem(file, "engine.name", engine, missing, of_machine=True)] if missing else []
 
 
 def _check_grid(version: ModelVersion) -> Sequence[Problem]:

@@ -33,6 +33,12 @@ def _default_sampler(options: Mapping[str, Any]) -> Any:
     return DefaultSampler()
 
 
+def _random(source: str, **options: Any) -> Any:
+    from blink_persistent.engines.random_checkpoint import open_random
+
+    return open_random(source, **options)
+
+
 async def _shm(version: ModelVersion, endpoint: Endpoint) -> Session:
     from blink_persistent.frontend.shm import connect
 
@@ -55,6 +61,12 @@ def blink_samplers() -> Mapping[str, SamplerFactory]:
 def blink_transports() -> Mapping[str, Connect]:
     """`shm`: a ring in this machine's memory."""
     return {"shm": _shm}
+
+
+@hookimpl
+def blink_importers() -> Mapping[str, Any]:
+    """`random`: random weights in the shape of a published model."""
+    return {"random": _random}
 
 
 @hookimpl

@@ -29,6 +29,12 @@ from blink_server.schema_problems import nearest
     metavar="IMPORTER SOURCE",
     help="What the importer of that name reads; plugins may bring some.",
 )
+@click.option(
+    "--random",
+    metavar="MODEL",
+    help="Random weights in the shape of a published model, to measure speed with: smollm2-135m, "
+    "llama-3-8b, qwen3-32b, ...",
+)
 @click.option("--revision", help="With an id: the branch, tag or commit; by default the newest.")
 @click.option("--name", required=True, help="The model's name in the repository and the API.")
 @import_options
@@ -36,6 +42,7 @@ def import_command(
     gguf: str | None,
     hf: str | None,
     other: tuple[str, str] | None,
+    random: str | None,
     revision: str | None,
     **options: Any,
 ) -> None:
@@ -43,10 +50,10 @@ def import_command(
 
     The version appears in the repository whole or, if the import fails or is stopped, not at all.
     """
-    asked = [("gguf", gguf), ("hf", hf), other or ("", None)]
+    asked = [("gguf", gguf), ("hf", hf), ("random", random), other or ("", None)]
     given = [(importer, source) for importer, source in asked if source is not None]
     if len(given) != 1:
-        raise click.UsageError("give one of --gguf, --hf and --from")
+        raise click.UsageError("give one of --gguf, --hf, --random and --from")
     [(importer, source)] = given
     job = ImportJob(**options)
     job.check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from blink_server.backend import EngineBackend
 from blink_server.importers.checkpoint import Checkpoint
 from blink_server.importers.failure import ModelImportError
 from blink_server.importers.quantize import Bits
@@ -26,6 +27,7 @@ from blink_server.schemas import limit_bounds
 
 QUANTIZATIONS: Mapping[str, Bits | None] = {"int4": 4, "int8": 8, "none": None}
 COMPUTES = ("int8", "fp32")
+_ENGINE_CHOICES = ("quantize", "compute")  # that not every engine takes
 
 _OPTIONS = (
     click.option(
@@ -44,7 +46,7 @@ _OPTIONS = (
     click.option(
         "--quantize",
         type=click.Choice(list(QUANTIZATIONS)),
-        show_default="int8; none with --compute fp32",
+        show_default="int8; none with --compute fp32 and for engines that hold floats",
         help="What float matrices become; those that a file holds quantized stay as they are.",
     ),
     click.option(
@@ -55,14 +57,14 @@ _OPTIONS = (
     click.option(
         "--max-rows",
         type=click.IntRange(*limit_bounds("max_rows")),
-        help="Requests that are decoded together; the backend's default if not given "
-        "(blink_persistent: 8).",
+        help="Requests that are decoded together; the engine's default if not given "
+        "(onnx_cpu: 8, cuda: 64).",
     ),
     click.option(
         "--context-length",
         type=click.IntRange(*limit_bounds("context_length")),
-        help="Tokens of prompt and answer together, at most the model's own; the backend's default "
-        "if not given (blink_persistent: 2048, or the model's if that is less).",
+        help="Tokens of prompt and answer together, at most the model's own; the engine's default "
+        "if not given (onnx_cpu: 2048, cuda: 8192, or the model's if that is less).",
     ),
     click.option(
         "--backend",
@@ -70,6 +72,11 @@ _OPTIONS = (
         default="blink_persistent",
         show_default=True,
         help="The plugin that builds and will serve the version.",
+    ),
+    click.option(
+        "--engine",
+        help="The backend's engine that will compute: of blink_persistent onnx_cpu, the default, "
+        "or cuda, for an NVIDIA GPU, which the import itself needs not.",
     ),
 )
 
@@ -94,13 +101,14 @@ class ImportJob:
     max_rows: int | None
     context_length: int | None
     backend_name: str
+    engine: str | None
     plugin_choice: PluginChoice
 
     @property
     def bits(self) -> Bits | None:
         """Of what float matrices become: floats, if they are computed with as such."""
-        chosen = self.quantize or ("none" if self.compute == "fp32" else "int8")
-        return QUANTIZATIONS[chosen]
+        floats = self.compute == "fp32" or "quantize" not in self._choices()
+        return QUANTIZATIONS[self.quantize or ("none" if floats else "int8")]
 
     @functools.cached_property
     def plugins(self) -> Plugins:
@@ -113,16 +121,40 @@ class ImportJob:
 
     @property
     def engine_options(self) -> dict[str, str]:
-        """What is asked of the engine."""
-        return {} if self.compute is None else {"compute": self.compute}
+        """What is asked of the engine, its name included."""
+        asked = {"name": self.engine, "compute": self.compute}
+        return {option: value for option, value in asked.items() if value is not None}
 
     def check(self) -> None:
-        """Raise `ModelImportError` for a bad name, an existing version, an unknown backend."""
+        """Raise `ModelImportError` for a bad name, an existing version, an unknown backend or
+        engine, an option that the engine does not take."""
         self.destination.check()
         backends = self.plugins.backends
         if self.backend_name not in backends:
             known = nearest(self.backend_name, backends)
             raise ModelImportError(f"no plugin offers the backend {self.backend_name!r}; {known}")
+        if self.engine is not None:
+            self._check_engine(self.engine)
+        refused = [name for name in _ENGINE_CHOICES if name not in self._choices()]
+        for name in refused:
+            if (value := getattr(self, name)) is not None:
+                whose = f"engine {self.engine!r}" if self.engine else self.backend_name
+                raise ModelImportError(f"--{name} {value} is nothing that the {whose} takes")
+
+    def _check_engine(self, engine: str) -> None:
+        backend = self.plugins.backends[self.backend_name]
+        if not isinstance(backend, EngineBackend):
+            raise ModelImportError(f"the backend {self.backend_name!r} has no engines to choose")
+        if engine not in backend.engines:
+            known = nearest(engine, backend.engines)
+            raise ModelImportError(f"no plugin offers the engine {engine!r}; {known}")
+
+    def _choices(self) -> Collection[str]:
+        """Of `_ENGINE_CHOICES`, those that may be made."""
+        backend = self.plugins.backends[self.backend_name]
+        if not isinstance(backend, EngineBackend):
+            return _ENGINE_CHOICES
+        return backend.import_options(self.engine)
 
     def run(self, open_checkpoint: Callable[[Callable[[str, float], None]], Checkpoint]) -> None:
         """Write the version of the checkpoint that `open_checkpoint(progress)` gives.

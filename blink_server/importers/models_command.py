@@ -40,7 +40,7 @@ def pull_command(model: str, name: str | None, **options: Any) -> None:
     """Fetch MODEL, unless it is in the cache, and import it.
 
     Does nothing where a version of that name was imported from the same file already, for the
-    same --compute if one is given, unless --version asks for a further one.
+    same --engine and --compute if they are given, unless --version asks for a further one.
     """
     job = ImportJob(name=name or model, **options)
     job.check()

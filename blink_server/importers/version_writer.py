@@ -94,12 +94,12 @@ def write_version(
             )
             progress("write", 0.0)
             _write_files(work, checkpoint, backend.name, built)
-            version = _check_written(work, backend, destination)
+            version, lacks = _check_written(work, backend, destination)
             limits_told = _tell_limits(checkpoint, version, backend.estimate(version))
             _sync_tree(work)
             directory = _publish(work, destination)
             progress("write", 1.0)
-    return WrittenVersion(directory, tuple(built.notes), limits_told)
+    return WrittenVersion(directory, (*built.notes, *lacks), limits_told)
 
 
 def version_config(checkpoint: Checkpoint, backend: str, built: BuildResult) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _tell_limits(checkpoint: Checkpoint, version: ModelVersion, memory: int) -> 
     more = f" of the model's {trained} (--context-length)" if context < trained else ""
     return (
         f"context of {context} tokens{more}, {rows} rows (--max-rows): "
-        f"{memory >> 20} MiB of memory when all are full"
+        f"{memory >> 20} MiB of the host's memory when all are full"
     )
 
 
@@ -153,14 +153,20 @@ def _write_files(work: Path, checkpoint: Checkpoint, backend: str, built: BuildR
         (work / name).write_text(text, encoding="utf-8", newline="")
 
 
-def _check_written(work: Path, backend: Backend, destination: Destination) -> ModelVersion:
-    """Look at the files as the server will, so that nothing is published that it would refuse."""
+def _check_written(
+    work: Path, backend: Backend, destination: Destination
+) -> tuple[ModelVersion, list[str]]:
+    """Look at the files as the server will, so that nothing is published that it would refuse.
+
+    Also gives what this machine lacks to serve them, for the user: another one may have it.
+    """
     config = load_model_config(work)
     load_graph_grid(work)
     version = ModelVersion(destination.name, destination.version or 1, work, config)
-    if problems := backend.check(version):
-        raise InvalidModel(list(problems))
-    return version
+    problems = backend.check(version)
+    if wrong := [problem for problem in problems if not problem.of_machine]:
+        raise InvalidModel(wrong)
+    return version, [f"this machine cannot serve it: {problem.expected}" for problem in problems]
 
 
 def _publish(work: Path, destination: Destination) -> Path:

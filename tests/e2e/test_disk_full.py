@@ -11,10 +11,11 @@ import pytest
 from blink_server.testing.tiny_gguf import write_tiny_gguf
 
 # A mount of its own: it is gone with its process, whatever happens.
-IMPORT = """
+IMPORT = r"""
 mount -t tmpfs -o size=$1k tmpfs "$2" || exit 77
 cp -r "$3" "$2/tiny" 2>&1 || true
-"$4" -m blink_server import --gguf="$5" --name="$6" --model-repository="$2"
+"$4" -m blink_server import --gguf="$5" --name="$6" --engine="$7" \
+    --model-repository="$2"
 echo "exit $?"
 find "$2" -mindepth 1 | sort
 """
@@ -32,7 +33,9 @@ def namespaces() -> list[str]:
     return command
 
 
-@pytest.mark.parametrize("name", ["tiny", "other"])
+@pytest.mark.parametrize(
+    ("name", "engine"), [("tiny", "onnx_cpu"), ("other", "onnx_cpu"), ("other", "cuda")]
+)
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
 def test_a_full_disk_stops_an_import_and_leaves_what_was_there(
     namespaces: list[str],
@@ -40,6 +43,7 @@ def test_a_full_disk_stops_an_import_and_leaves_what_was_there(
     short_path: Path,
     repository: Path,
     name: str,
+    engine: str,
     share: float,
 ) -> None:
     write_tiny_gguf(short_path / "tiny.gguf")
@@ -50,7 +54,7 @@ def test_a_full_disk_stops_an_import_and_leaves_what_was_there(
         [
             *(*namespaces, "sh", "-c", IMPORT, "sh"),
             *map(str, (size // KIB, repository, there, sys.executable)),
-            *(str(short_path / "tiny.gguf"), name),
+            *(str(short_path / "tiny.gguf"), name, engine),
         ],
         capture_output=True,
         text=True,

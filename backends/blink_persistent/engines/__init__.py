@@ -169,7 +169,11 @@ class DeviceProvisioned(Protocol):
 
 
 class Engine(Protocol):
-    """What the hook `blink_engines` gives, by name. Importing it must be cheap."""
+    """What the hook `blink_engines` gives, by name. Importing it must be cheap.
+
+    An engine may have `import_options`, what an import for it takes of "quantize" and "compute":
+    without "quantize" it is given float matrices as they are. Both, if it does not say.
+    """
 
     def check(self, version: ModelVersion) -> Sequence[Problem]:
         """Problems of the version's files and options beyond the schema."""

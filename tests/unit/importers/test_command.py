@@ -225,7 +225,7 @@ def test_one_source_is_wanted_and_one_that_is_there(tmp_path: Path, directory: P
     both = CliRunner().invoke(import_command, [*common, "--gguf", "a", "--hf", str(directory)])
     for result in (neither, both):
         assert result.exit_code == 2
-        assert "give one of --gguf, --hf and --from" in result.stderr
+        assert "give one of --gguf, --hf, --random and --from" in result.stderr
     nowhere = run(tmp_path / "nowhere", tmp_path / "models", source="--hf")
     assert f"{tmp_path / 'nowhere'} is neither a directory nor a hub's id" in failure(nowhere)
     revised = run(directory, tmp_path / "models", "--revision", "v1")

@@ -231,10 +231,11 @@ def test_the_limits_are_told_beside_what_the_model_allows_and_what_they_take(
 
     assert told() == (
         "context of 128 tokens of the model's 512 (--context-length), 2 rows (--max-rows): "
-        "256 MiB of memory when all are full"
+        "256 MiB of the host's memory when all are full"
     )
     assert told(context_length=512, max_rows=4) == (
-        "context of 512 tokens, 4 rows (--max-rows): 2048 MiB of memory when all are full"
+        "context of 512 tokens, 4 rows (--max-rows): 2048 MiB of the host's memory "
+        "when all are full"
     )
 
 

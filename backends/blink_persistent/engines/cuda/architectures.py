@@ -88,6 +88,17 @@ ARCHITECTURES = {
         tied_embeddings=True,
         qk_norm=True,
     ),
+    "qwen3-32b": _qwen(
+        layers=64,
+        hidden_size=5120,
+        intermediate_size=25600,
+        heads=64,
+        kv_heads=8,
+        head_dim=128,
+        vocabulary_size=151936,
+        context_length=40960,
+        qk_norm=True,
+    ),
     "qwen3-8b": _qwen(
         layers=36,
         hidden_size=4096,

@@ -10,11 +10,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from blink_persistent.engines import TOKEN_GRANULARITY, ProvisionLimits
+from blink_persistent.engines import ProvisionLimits
 from blink_persistent.engines.cuda.options import CudaOptions, read_options
-from blink_persistent.engines.cuda.weight_file import WEIGHT_FILE, write_weights
 from blink_persistent.engines.place import GpuPlace, gpu_place
-from blink_persistent.graph_grid import GraphGrid, fine_grid
+from blink_persistent.graph_grid import GraphGrid
 from blink_persistent.samplers.default_cuda import scratch_bytes
 from blink_server.backend import BuildResult, ModelVersion
 from blink_server.errors import InvalidModel, MemoryRefused, Problem, Unavailable
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
 _BYTES = 2  # of a weight, an activation, a KV element
 _GRAPH_BYTES = 3 << 20  # of one uploaded executable graph, at most
 _RUNTIME_BYTES = 1 << 30  # context, code, the libraries' own workspaces
-_DEFAULTS = {"context_length": 8192, "max_rows": 64, "max_prefill_tokens": 2048}
-_DEFAULT_SEQUENCES = 8
 
 
 class CudaEngine:
     """Fulfils `Engine`, but for what it provisions: see `CudaProvisioned`."""
+
+    import_options = ()  # weights are held, and multiplied, in bfloat16
 
     def check(self, version: ModelVersion) -> Sequence[Problem]:
         """Options and weights' headers; asks for no GPU."""
@@ -70,20 +69,12 @@ class CudaEngine:
         options: Mapping[str, Any],
         progress: Callable[[str, float], None],
     ) -> BuildResult:
-        """Write the weights. `options` become options of config.json."""
-        write_weights(
-            checkpoint, directory / WEIGHT_FILE, lambda fraction: progress("weights", fraction)
+        """See `build_version`; asks for no GPU and no PyTorch."""
+        from blink_persistent.engines.cuda.build import build_version
+
+        return build_version(
+            checkpoint, directory, limits=limits, options=options, progress=progress
         )
-        context = min(checkpoint.architecture.context_length, _DEFAULTS["context_length"])
-        chosen = _DEFAULTS | {"context_length": context} | dict(limits)
-        engine = {"name": "cuda", "file": WEIGHT_FILE, **options}
-        grid = fine_grid(
-            chosen["max_rows"],
-            chosen["max_prefill_tokens"],
-            max_sequences=_DEFAULT_SEQUENCES,
-            granularity=TOKEN_GRANULARITY,
-        )
-        return BuildResult([WEIGHT_FILE], {"engine": engine, "limits": chosen}, grid.to_json(), [])
 
     def provision(
         self,

@@ -1,7 +1,8 @@
 """The engine's options in config.json's "engine", and what the version is by them.
 
 file: the weights that `build` wrote, by default model.safetensors. weights: "file" or "random";
-random ones need model, a name of `ARCHITECTURES`, and no file. block_size: KV entries of a block.
+random ones need model, a name of `ARCHITECTURES`, and no file. dtype: of weights, activations and
+KV entries, "bfloat16". block_size: KV entries of a block.
 block_count: blocks of KV memory, the null block included; by default what memory is left. capture:
 "all" graphs before the version is ready, or a coarse part of the grid, and the rest in the
 "background" of the requests. device, scheduler: see `place.py`.
@@ -20,13 +21,14 @@ from blink_server.backend import ModelVersion
 from blink_server.errors import InvalidModel, Problem
 from blink_server.importers.checkpoint import Architecture
 
+DTYPE = "bfloat16"
 DEFAULT_BLOCK_SIZE = 64
 _BLOCK_SIZES = (16, 32, 64, 128, 256)
 _SOURCES = ("file", "random")
 _CAPTURES = ("all", "background")
 _NAMES = (
     *("name", *PLACE_OPTIONS),
-    *("file", "weights", "model", "block_size", "block_count", "capture"),
+    *("file", "weights", "model", "dtype", "block_size", "block_count", "capture"),
 )
 _LARGEST_HEAD = 256
 _LARGEST_VOCABULARY = 1 << 19  # the device sampler's limit
@@ -46,15 +48,15 @@ class CudaOptions:
 def read_options(version: ModelVersion) -> CudaOptions:
     """Raises InvalidModel with everything that is wrong."""
     given: dict[str, Any] = version.config["engine"]
-    problems = list(_problems(version, given))
-    architecture = None
-    if not problems:
-        try:
-            architecture = _architecture(version, given)
-            problems += _unservable(version, architecture)
-        except InvalidModel as error:
-            problems += error.problems
-    if problems or architecture is None:
+    if problems := list(_problems(version, given)):
+        raise InvalidModel(problems)
+    return checked_options(version, _architecture(version, given))
+
+
+def checked_options(version: ModelVersion, architecture: Architecture) -> CudaOptions:
+    """Those of a version whose weights are known, or yet to be written. Raises InvalidModel."""
+    given: dict[str, Any] = version.config["engine"]
+    if problems := [*_problems(version, given), *_unservable(version, architecture)]:
         raise InvalidModel(problems)
     return CudaOptions(
         architecture=architecture,
@@ -93,6 +95,8 @@ def _problems(version: ModelVersion, given: dict[str, Any]) -> Iterator[Problem]
             yield problem("file", "must be left out: random weights come from no file")
     elif "model" in given:
         yield problem("model", 'must be left out: only "weights": "random" have a shape by name')
+    if given.get("dtype", DTYPE) != DTYPE:
+        yield problem("dtype", f"must be {DTYPE!r}")
     if given.get("block_size", DEFAULT_BLOCK_SIZE) not in _BLOCK_SIZES:
         yield problem("block_size", f"must be one of {', '.join(map(str, _BLOCK_SIZES))}")
     if given.get("capture", "all") not in _CAPTURES:

@@ -1,4 +1,4 @@
-"""What the engine says of a version without a GPU: problems, memory, and what it builds."""
+"""What the engine says of a version without a GPU: problems and memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.engine import CudaEngine, kv_entry_bytes, weight_bytes
-from blink_persistent.engines.cuda.options import read_options
-from blink_persistent.graph_grid import GraphGrid, default_grid
+from blink_persistent.engines.cuda.weight_file import WEIGHT_FILE, write_weights
+from blink_persistent.graph_grid import default_grid
 from blink_server.backend import ModelVersion
 from blink_server.errors import InvalidModel
 from blink_server.testing.memory_checkpoint import random_checkpoint, tiny_architecture
@@ -60,37 +60,9 @@ def test_a_context_beyond_the_models_is_refused(tmp_path: Path) -> None:
 
 def test_heads_that_no_group_shares_are_refused(tmp_path: Path) -> None:
     odd = tiny_architecture(heads=4, kv_heads=3)
-    CudaEngine().build(
-        random_checkpoint(odd), tmp_path, limits={}, options={}, progress=lambda stage, part: None
-    )
+    write_weights(random_checkpoint(odd), tmp_path / WEIGHT_FILE)
     (problem,) = CudaEngine().check(version(tmp_path, {}))
     assert problem.field == "architecture.kv_heads"
-
-
-def test_what_is_built_is_what_is_served(tmp_path: Path) -> None:
-    checkpoint = random_checkpoint(tiny_architecture(context_length=1000, qk_norm=True))
-    told: list[tuple[str, float]] = []
-    result = CudaEngine().build(
-        checkpoint,
-        tmp_path,
-        limits={"max_rows": 3},
-        options={"block_size": 32},
-        progress=lambda stage, part: told.append((stage, part)),
-    )
-    assert list(result.files) == ["model.safetensors"]
-    assert result.config["limits"]["context_length"] == 1000
-    assert (
-        result.config["limits"]["max_rows"] == GraphGrid.from_json(result.graph_grid).max_rows == 3
-    )
-    assert told[-1] == ("weights", 1.0)
-    config = {**result.config, "eos_token_ids": []}
-    options = read_options(ModelVersion("m", 1, tmp_path, config))
-    assert options.architecture == checkpoint.architecture
-    assert (options.file, options.block_size, options.block_count) == (
-        "model.safetensors",
-        32,
-        None,
-    )
 
 
 def test_bytes_of_a_known_model() -> None:
@@ -98,6 +70,7 @@ def test_bytes_of_a_known_model() -> None:
     assert weight_bytes(shape) == 2 * 8_030_261_248
     assert kv_entry_bytes(shape) == 128 << 10
     assert weight_bytes(ARCHITECTURES["smollm2-135m"]) == 2 * 134_515_008
+    assert weight_bytes(ARCHITECTURES["qwen3-32b"]) == 2 * 32_762_123_264
 
 
 def test_the_estimate_holds_weights_and_one_full_request(tmp_path: Path) -> None:
