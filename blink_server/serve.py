@@ -211,6 +211,8 @@ def _print_summary(provisioner: Provisioner) -> None:
     ready = [s for s in supervisors if s.harness.state is State.READY]
     if ready:
         click.echo(f"Try:\n  {_curl(url, ready[0], with_key=provisioner.front.needs_key)}")
+    if front.options.http.console:
+        click.echo(f"In a browser:\n  {url}/console")
 
 
 def _state(supervisor: Supervisor) -> str:

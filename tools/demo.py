@@ -92,7 +92,7 @@ def print_next_steps(demo: Demo, server: subprocess.Popen[bytes]) -> None:
     click.echo(
         f"\nThe server runs on as process {server.pid}; its log is {demo.log}. Ask it yourself:\n"
         f"  curl -N {demo.url}/v1/chat/completions -H 'Content-Type: application/json' "
-        f"-d '{body}'\nStop it:\n  make stop"
+        f"-d '{body}'\nIn a browser:\n  {demo.url}/console\nStop it:\n  make stop"
     )
 
 

@@ -66,7 +66,9 @@ async def serving(repository: Path, *arguments: str) -> AsyncIterator[str]:
     with tempfile.TemporaryDirectory(prefix="blink-") as runtime:
         server = await ServerProcess.start(repository, Path(runtime) / "run", *arguments)
         try:
-            yield await server.ready()
+            url = await server.ready()
+            await server.line(f"{url}/console")
+            yield url
             assert await server.stop() == 0
         finally:
             server.kill_everything()
