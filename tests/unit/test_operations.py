@@ -20,6 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 OPERATIONS = (DOCS / "operations.md").read_text(encoding="utf-8")
 MODELS = (DOCS / "models.md").read_text(encoding="utf-8")
 DPU = (DOCS / "dpu.md").read_text(encoding="utf-8")
+MONITORING = (DOCS / "monitoring.md").read_text(encoding="utf-8")
 UNIT = DOCS / "deploy" / "blink-server.service"
 CONTAINERFILE = DOCS / "deploy" / "Containerfile"
 ROW = re.compile(r"^\| `(?P<name>[^`]+)` \| (?P<default>[^|]*) \| (?P<meaning>[^|]*) \|$", re.M)
@@ -68,6 +69,8 @@ def test_every_flag_of_serve_has_its_row_and_its_default() -> None:
         ("import", MODELS),
         ("models pull", MODELS),
         ("frontend", OPERATIONS + DPU),
+        ("log-level", OPERATIONS),
+        ("top", MONITORING),
     ],
 )
 def test_every_flag_of_the_other_commands_is_named(path: str, text: str) -> None:
@@ -86,10 +89,12 @@ def test_no_command_is_forgotten() -> None:
         "check",
         "frontend",
         "import",
+        "log-level",
         "models",
         "new-plugin",
         "plugins",
         "serve",
+        "top",
     }
 
 
