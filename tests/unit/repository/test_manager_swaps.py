@@ -251,14 +251,14 @@ async def test_a_drain_ends_at_its_limit(short_path: Path) -> None:
 
 
 async def test_warm_up_requests_are_answered_before_a_version_is_ready(
-    rig: Rig, capsys: pytest.CaptureFixture[str]
+    rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     wanted = rig.wanted(answer="a")
     requests = [{"prompt": "Hello", "max_tokens": 3, "count": 2}]
     config = {**wanted.version.config, "warmup": requests}
     await rig.apply(replace(wanted, version=replace(wanted.version, config=config)))
     await rig.catalog.entry("READY")
-    answered = [line for line in capsys.readouterr().err.splitlines() if "request" in line]
+    answered = [line for line in caplog.messages if "request" in line]
     assert answered == ["[echo:1] request 1: 3 tokens", "[echo:1] request 2: 3 tokens"]
 
 
