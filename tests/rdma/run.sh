@@ -49,7 +49,7 @@ else # pytest's files go to the guest's own memory, and with it
         tests/contract/test_frontends.py "$@"
 fi
 status=0
-tests/rdma/run-in-rdma-vm.sh --env PYTHONUNBUFFERED=1 --timeout "${RDMA_TIMEOUT:-900}" \
+tests/rdma/run-in-rdma-vm.sh --env PYTHONUNBUFFERED=1 --timeout "${RDMA_TIMEOUT:-1500}" \
     $python "$@" || status=$?
 [ $status != 125 ] || cannot "the guest does not run here"
 exit $status
