@@ -40,7 +40,7 @@ def events(url: str, key: str | None) -> Iterator[tuple[str, State]]:
         with error:
             raise _refusal(url, error.code, key) from None
     except urllib.error.URLError as error:
-        raise Lost(f"no server answers at {url}: {error.reason}") from None
+        raise Lost(f"{url} cannot be reached: {error.reason}") from None
     except (OSError, http.client.HTTPException) as error:
         raise Lost(f"the connection to {url} broke: {error}") from None
     except ValueError as error:
