@@ -58,6 +58,10 @@ class Architecture:
         """Pairs of elements of a head that turn."""
         return (self.rotary_dim or self.head_dim) // 2
 
+    def mlp_names(self) -> list[str]:
+        """A layer's MLP, or its experts, by which their tensors' names begin."""
+        return [f"mlp.experts.{number}" for number in range(self.experts)] or ["mlp"]
+
     def rotary_frequencies(self) -> npt.NDArray[np.float64]:
         """Radians by which the pairs of elements turn a position, float64 [head_dim / 2]."""
         exponents = -np.arange(self.turning_pairs) / self.turning_pairs
@@ -84,8 +88,7 @@ class Architecture:
             "self_attn.o_proj.weight": (hidden, queries),
             "post_attention_layernorm.weight": (hidden,),
         }
-        mlps = [f"mlp.experts.{number}" for number in range(self.experts)] or ["mlp"]
-        for mlp in mlps:
+        for mlp in self.mlp_names():
             layer[f"{mlp}.gate_proj.weight"] = layer[f"{mlp}.up_proj.weight"] = (inner, hidden)
             layer[f"{mlp}.down_proj.weight"] = (hidden, inner)
         if self.experts:

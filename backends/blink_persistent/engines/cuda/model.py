@@ -97,8 +97,7 @@ class Decoder:
         for number, (layer, next_gain) in enumerate(zip(layers, next_gains, strict=True)):
             delta = self._attention(number, layer, normed, attend)
             self.kernels.add_norm(delta, layer.inner_norm, epsilon, residual, normed)
-            self.kernels.gated_product(normed, layer.gate_up, work.gate_up[:t], work.inner[:t])
-            delta = self.kernels.product(work.inner[:t], layer.down, work.delta[:t])
+            delta = self._mlp(layer, normed)
             self.kernels.add_norm(delta, next_gain, epsilon, residual, normed)
         return normed
 
@@ -130,6 +129,17 @@ class Decoder:
         )
         attend(work.queries[:t], keys, values, work.mixed[:t])
         return self.kernels.product(work.mixed[:t], layer.output, work.delta[:t])
+
+    def _mlp(self, layer: LayerWeights, normed: Tensor) -> Tensor:
+        """What the layer's MLP, or its experts, add to the residual stream, [parts, t, hidden]."""
+        work, kernels, t = self.work, self.kernels, len(normed)
+        if layer.router is None:
+            kernels.gated_product(normed, layer.gate_up, work.gate_up[:t], work.inner[:t])
+            return kernels.product(work.inner[:t], layer.down, work.delta[:t])
+        scores = work.experts.scores[:t]
+        kernels.vocabulary_product(normed, layer.router, scores)
+        kernels.choose_experts(scores, work.entries[:t], work.experts)
+        return kernels.expert_products(normed, layer.gate_up, layer.down, work.experts)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         out = self.work.logits[: len(hidden)]

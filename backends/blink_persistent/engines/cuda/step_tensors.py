@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from blink_persistent.engines.cuda.kernels.choices import expert_order_room
+from blink_persistent.engines.cuda.kernels.protocol import ExpertRoom
 from blink_persistent.gpu.structs import EngineTables
 from blink_persistent.graph_grid import DECODE
 from blink_server.importers.checkpoint import Architecture
@@ -124,8 +127,9 @@ class Workspace:
     queries: Tensor  # [tokens, heads * head_dim]
     mixed: Tensor  # [tokens, heads * head_dim]
     delta: Tensor  # [tokens, hidden]
-    gate_up: Tensor  # [tokens, 2 * intermediate]
-    inner: Tensor  # [tokens, intermediate]
+    gate_up: Tensor  # [tokens, 2 * intermediate], empty with experts
+    inner: Tensor  # [tokens, intermediate], empty with experts
+    experts: ExpertRoom
     last: Tensor  # int32 [n] packed place of each sequence's last token
     last_hidden: Tensor  # [n, hidden]
     logits: Tensor  # [n, vocabulary]
@@ -137,6 +141,7 @@ class Workspace:
         """For steps of up to `tokens` tokens that sample up to `n` rows or sequences."""
         queries = architecture.heads * architecture.head_dim
         keys = architecture.kv_heads * architecture.head_dim
+        dense = 0 if architecture.experts else tokens
 
         def zeros(*shape: int, kind: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=kind, device=device)
@@ -150,9 +155,26 @@ class Workspace:
             queries=zeros(tokens, queries),
             mixed=zeros(tokens, queries),
             delta=zeros(tokens, architecture.hidden_size),
-            gate_up=zeros(tokens, 2 * architecture.intermediate_size),
-            inner=zeros(tokens, architecture.intermediate_size),
+            gate_up=zeros(dense, 2 * architecture.intermediate_size),
+            inner=zeros(dense, architecture.intermediate_size),
+            experts=_expert_room(architecture, tokens, zeros),
             last=zeros(n, kind=torch.int32),
             last_hidden=zeros(n, architecture.hidden_size),
             logits=zeros(n, architecture.vocabulary_size, kind=torch.float32),
         )
+
+
+def _expert_room(
+    architecture: Architecture, tokens: int, zeros: Callable[..., Tensor]
+) -> ExpertRoom:
+    experts, chosen = architecture.experts, architecture.experts_per_token
+    blocks, places = expert_order_room(tokens, experts, chosen) if experts else (0, 0)
+    return ExpertRoom(
+        scores=zeros(tokens, experts, kind=torch.float32),
+        chosen=zeros(tokens, chosen, kind=torch.int32),
+        shares=zeros(tokens, chosen, kind=torch.float32),
+        inner=zeros(tokens * chosen, architecture.intermediate_size),
+        parts=zeros(tokens * chosen, architecture.hidden_size),
+        order=zeros(places, kind=torch.int32),
+        block_experts=zeros(blocks, kind=torch.int32),
+    )

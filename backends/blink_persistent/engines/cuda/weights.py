@@ -19,6 +19,7 @@ class LayerWeights:
     """One decoder layer. Matrices are [out_features, in_features], contiguous.
 
     `qkv` is queries, keys, values below each other; `gate_up` the gate's rows, then the up rows.
+    With experts these are one of each expert, [experts, out_features, in_features].
     """
 
     input_norm: Tensor  # [hidden]
@@ -30,6 +31,7 @@ class LayerWeights:
     inner_norm: Tensor  # [hidden]
     gate_up: Tensor  # [2 * intermediate, hidden]
     down: Tensor  # [hidden, intermediate]
+    router: Tensor | None = None  # [experts, hidden]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,11 @@ def fill_weights(
         def at(*names: str) -> Tensor:
             return stacked(*(f"model.layers.{number}.{name}" for name in names))
 
+        def of_mlps(*parts: str) -> Tensor:
+            mlps = architecture.mlp_names()
+            whole = at(*(f"{mlp}.{part}_proj.weight" for mlp in mlps for part in parts))
+            return whole.unflatten(0, (len(mlps), -1)) if architecture.experts else whole
+
         bias, norms = architecture.attention_bias, architecture.qk_norm
         return LayerWeights(
             input_norm=at("input_layernorm.weight"),
@@ -82,8 +89,9 @@ def fill_weights(
             k_norm=at("self_attn.k_norm.weight") if norms else None,
             output=at("self_attn.o_proj.weight"),
             inner_norm=at("post_attention_layernorm.weight"),
-            gate_up=at("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-            down=at("mlp.down_proj.weight"),
+            gate_up=of_mlps("gate", "up"),
+            down=of_mlps("down"),
+            router=at("mlp.gate.weight") if architecture.experts else None,
         )
 
     embedding = stacked("model.embed_tokens.weight")

@@ -1,4 +1,4 @@
-"""Compiles every kernel for a Hopper GPU, at the shapes of Llama-3-8B and SmolLM2-135M."""
+"""Compiles every kernel for a Hopper GPU, at shapes of Llama-3-8B, SmolLM2-135M, Qwen3-30B-A3B."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from triton.compiler import ASTSource
 
 from blink_persistent.engines.cuda.kernels import (
     decode_attention,
+    grouped,
     located,
     norm,
     prefill_attention,
     rotary,
+    routing,
     stream,
     swiglu,
 )
+from blink_persistent.engines.cuda.kernels.choices import expert_tiling
 
 INTS = {
     "rows",
@@ -28,11 +31,16 @@ INTS = {
     "readers",
     "entries_ahead",
     "features",
+    "pairs",
+    "blocks",
 }
 ALIGNED_INTS = {"size", "depth", "share"}
 FLOATS = {"epsilon", "scale"}
-INT_ARRAYS = {"starts", "lengths", "tables", "positions", "entries", "cu_seqlens", "last"}
-FLOAT_ARRAYS = {"residual", "cos_table", "sin_table", "partial", "log_sums"}
+INT_ARRAYS = {
+    *("starts", "lengths", "tables", "positions", "entries", "cu_seqlens", "last"),
+    *("token_ids", "chosen", "order", "block_experts"),
+}
+FLOAT_ARRAYS = {*("residual", "cos_table", "sin_table", "partial", "log_sums"), "scores", "shares"}
 
 
 def kind_of(name: str) -> str:
@@ -41,7 +49,7 @@ def kind_of(name: str) -> str:
         return "i32"
     if name in FLOATS:
         return "fp32"
-    if name in INT_ARRAYS | {"token_ids"}:
+    if name in INT_ARRAYS:
         return "*i32"
     return "*fp32" if name in FLOAT_ARRAYS else "*bf16"
 
@@ -92,6 +100,22 @@ def compile_all() -> None:
             queries = {"QUERY_TILE": query_tile}
             kernel = prefill_attention.attend_tile
             compile_kernel(kernel, shape | tiles | queries, num_warps=warps, num_stages=2)
+    compile_experts()
+
+
+def compile_experts() -> None:
+    """As Qwen3-30B-A3B has them, for each tiling."""
+    experts = {"EXPERT_TILE": 128}
+    chosen = {"EXPERTS": 128, "CHOSEN": 8, "CHOSEN_TILE": 8}
+    compile_kernel(routing.choose_experts, experts | chosen, num_warps=1)
+    for tokens, pairs_at_once in ((1, 256), (256, 1024), (512, 1024)):
+        tiling = expert_tiling(8 * tokens, 128)
+        block = {"ROW_TILE": tiling.rows}
+        compile_kernel(routing.sort_pairs, experts | block | {"TILE": pairs_at_once})
+        for gated in (False, True):
+            tile = {"CHOSEN": 8, "TILE": tiling.features, "STEP": tiling.step, "GATED": gated}
+            options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
+            compile_kernel(grouped.grouped_product, block | tile, **options)
 
 
 if __name__ == "__main__":

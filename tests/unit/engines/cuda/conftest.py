@@ -41,10 +41,17 @@ CAPACITY = 512  # entries of a block table; enough for rows to be split
 FAMILIES = {
     "llama": {},
     "untied": {"tied_embeddings": False},
-    "scaled_rotary": {"rope_divisors": tuple(1.0 + i / 4 for i in range(8))},
     "qwen2": {"attention_bias": True, "rms_norm_eps": 1e-6},
     "qwen3": {"qk_norm": True, "rope_theta": 1e6},
     "three_to_one": {"heads": 3, "kv_heads": 1},
+    "phi": {
+        **{"rotary_dim": 12, "rope_divisors": tuple(1.0 + i / 4 for i in range(6))},
+        **{"rope_magnitude": 1.2},
+    },
+    "qwen3_moe": {
+        **{"family": "qwen3_moe", "qk_norm": True, "intermediate_size": 48},
+        **{"experts": 5, "experts_per_token": 2},
+    },
 }
 
 

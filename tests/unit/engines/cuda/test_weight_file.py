@@ -34,7 +34,11 @@ def test_every_tensor_is_there_rounded_to_bfloat16(tmp_path: Path) -> None:
     assert told[-1] == 1.0
 
 
-@pytest.mark.parametrize("architecture", [QWEN, tiny_architecture()])
+MOE = tiny_architecture(family="qwen3_moe", experts=3, experts_per_token=2)
+PHI = tiny_architecture(rotary_dim=12, rope_magnitude=1.19)
+
+
+@pytest.mark.parametrize("architecture", [QWEN, MOE, PHI, tiny_architecture()])
 def test_the_architecture_is_read_back(tmp_path: Path, architecture: object) -> None:
     write_weights(random_checkpoint(architecture), tmp_path / "w")  # type: ignore[arg-type]
     assert read_stored_architecture(tmp_path / "w") == architecture

@@ -40,6 +40,28 @@ def test_a_file_is_read_into_stacked_projections(tmp_path: Path) -> None:
     assert told[-1] == 1.0
 
 
+def test_experts_lie_behind_each_other(tmp_path: Path) -> None:
+    architecture = tiny_architecture(
+        family="qwen3_moe", intermediate_size=48, experts=3, experts_per_token=2
+    )
+    checkpoint = random_checkpoint(architecture)
+    write_weights(checkpoint, tmp_path / "w")
+    weights = read_weights(tmp_path / "w", architecture, device="cpu", progress=lambda part: None)
+    plain = {name: torch.from_numpy(t).bfloat16() for name, t in checkpoint.dequantized().items()}
+    for number, layer in enumerate(weights.layers):
+        mlp = f"model.layers.{number}.mlp"
+        assert torch.equal(layer.router, plain[f"{mlp}.gate.weight"])
+        assert layer.gate_up.shape == (3, 96, 64)
+        assert layer.down.shape == (3, 64, 48)
+        for expert in range(3):
+            one = f"{mlp}.experts.{expert}"
+            halves = [plain[f"{one}.{part}_proj.weight"] for part in ("gate", "up")]
+            assert torch.equal(layer.gate_up[expert], torch.cat(halves))
+            assert torch.equal(layer.down[expert], plain[f"{one}.down_proj.weight"])
+    shapes = architecture.tensor_shapes().values()
+    assert weights.nbytes() == 2 * sum(torch.Size(shape).numel() for shape in shapes)
+
+
 def test_a_tied_head_is_the_embedding_and_counts_once() -> None:
     architecture = tiny_architecture()
     weights = random_weights(architecture, device="cpu", dtype=torch.bfloat16)

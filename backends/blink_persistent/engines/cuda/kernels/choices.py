@@ -115,6 +115,48 @@ HOPPER_TILINGS: Tilings = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertTiling:
+    """How products with experts are cut: `rows` pairs of token and expert a block of one expert.
+
+    A program computes `features` of a block, from tiles of up to `step` inner elements.
+    """
+
+    rows: int = 16
+    features: int = 64
+    step: int = 64
+    stages: int = 5
+    warps: int = 4
+
+
+def expert_tiling(pairs: int, experts: int) -> ExpertTiling:
+    """About as many rows as an expert gets on average, so that few are padding. Not measured."""
+    if pairs < 32 * experts:
+        return ExpertTiling(rows=16 if pairs < 16 * experts else 32)
+    return ExpertTiling(rows=64, features=128, stages=4, warps=8)
+
+
+def expert_blocks(pairs: int, experts: int, rows: int) -> int:
+    """Blocks of `rows` pairs of one expert each that hold every routing of so many pairs."""
+    touched = min(pairs, experts)
+    return touched + (pairs - touched) // rows
+
+
+def expert_order_room(tokens: int, experts: int, chosen: int) -> tuple[int, int]:
+    """The most blocks that steps of up to `tokens` tokens need, and the most pairs in them."""
+    blocks, places = 0, 0
+    for pairs in range(chosen, tokens * chosen + 1, chosen):
+        rows = expert_tiling(pairs, experts).rows
+        needed = expert_blocks(pairs, experts, rows)
+        blocks, places = max(blocks, needed), max(places, needed * rows)
+    return blocks, places
+
+
+def largest_step(depth: int, most: int) -> int:
+    """The largest power of two up to `most`, itself one, that divides `depth`."""
+    return min(most, depth & -depth)
+
+
 def row_tile(rows: int) -> int | None:
     """The smallest of `ROW_TILES` that holds `rows`."""
     return next((tile for tile in ROW_TILES if rows <= tile), None)

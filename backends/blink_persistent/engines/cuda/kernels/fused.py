@@ -17,6 +17,7 @@ from blink_persistent.engines.cuda.kernels.choices import (
     measured,
     row_tile,
 )
+from blink_persistent.engines.cuda.kernels.experts import Experts
 from blink_persistent.engines.cuda.kernels.products import Products
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Rotary
 from blink_server.importers.checkpoint import Architecture
@@ -24,7 +25,7 @@ from blink_server.importers.checkpoint import Architecture
 LOCATE_TILE = 256
 
 
-class FusedKernels(Products, Attention):
+class FusedKernels(Products, Attention, Experts):
     """Fulfils `Kernels` for one model's shapes.
 
     `processors` are the multiprocessors that the engine may fill: one fewer than the device has,
@@ -71,6 +72,7 @@ class FusedKernels(Products, Attention):
             tilings=tilings,
             always=decode,
         )
+        Experts.__init__(self, self.chain)
 
     def locate_decode(
         self,
@@ -184,12 +186,17 @@ def norm_warps(size: int, tokens: int) -> int:
 
 
 def product_shapes(architecture: Architecture) -> list[Shape]:
-    """Of the weights whose products come in parts: queries with keys and values, output, down."""
+    """Of the weights that `product` is given: queries with keys and values, output, down.
+
+    With experts the router's instead of down's: all that a chain of kernels depends on.
+    """
     queries = architecture.heads * architecture.head_dim
     keys = architecture.kv_heads * architecture.head_dim
     hidden = architecture.hidden_size
     return [
         (queries + 2 * keys, hidden),
         (hidden, queries),
-        (hidden, architecture.intermediate_size),
+        (architecture.experts, hidden)
+        if architecture.experts
+        else (hidden, architecture.intermediate_size),
     ]

@@ -34,6 +34,27 @@ class Heads:
     epsilon: float
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertRoom:
+    """Memory for a mixture of experts, for steps of up to `tokens` tokens; empty without experts.
+
+    Pair token * chosen + j is a token and the j-th of its `chosen` experts.
+    """
+
+    scores: Tensor  # float32 [tokens, experts]
+    chosen: Tensor  # int32 [tokens, chosen] experts, -1 for a token that takes no part
+    shares: Tensor  # float32 [tokens, chosen] of the token's sum; they add up to 1
+    inner: Tensor  # [tokens * chosen, intermediate] of each pair
+    parts: Tensor  # [chosen * tokens, hidden]
+    order: Tensor  # int32, pairs by expert, in blocks
+    block_experts: Tensor  # int32, the expert of each block
+
+    def parts_of(self, tokens: int) -> Tensor:
+        """The parts of a step's sum, [chosen, tokens, hidden]."""
+        chosen, hidden = self.chosen.shape[1], self.parts.shape[1]
+        return self.parts[: chosen * tokens].view(chosen, tokens, hidden)
+
+
 class Kernels(Protocol):
     """All shapes are those of `step_tensors`; `t` is the number of tokens of the step's key.
 
@@ -57,6 +78,22 @@ class Kernels(Protocol):
 
     def vocabulary_product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         """float32 `out` = x times `weight`, also from bfloat16: rounded logits would make ties."""
+        ...
+
+    def choose_experts(self, scores: Tensor, entries: Tensor, room: ExpertRoom) -> None:
+        """Each token's best experts by `scores`, float32 [t, experts], to `room`, best first.
+
+        Their shares are the softmax of their scores. Tokens with entry -1 take no part.
+        """
+        ...
+
+    def expert_products(self, x: Tensor, gate_up: Tensor, down: Tensor, room: ExpertRoom) -> Tensor:
+        """What the experts chosen for `x` [t, hidden] make of it, times their shares, in parts.
+
+        `gate_up` is [experts, 2 * intermediate, hidden], `down` [experts, hidden, intermediate].
+        The parts [chosen, t, hidden] lie in `room`; those of tokens that take no part are left as
+        they are.
+        """
         ...
 
     def locate_decode(

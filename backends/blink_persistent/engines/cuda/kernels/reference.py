@@ -11,7 +11,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels.protocol import Heads, Rotary
+from blink_persistent.engines.cuda.kernels.protocol import ExpertRoom, Heads, Rotary
 
 
 class ReferenceKernels:
@@ -25,6 +25,23 @@ class ReferenceKernels:
 
     def vocabulary_product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         library_logits(x, weight, out)
+
+    def choose_experts(self, scores: Tensor, entries: Tensor, room: ExpertRoom) -> None:
+        chosen = room.chosen.shape[1]
+        best, experts = (x[:, :chosen] for x in scores.sort(dim=1, descending=True, stable=True))
+        room.chosen[: len(scores)] = experts.int().masked_fill(entries[:, None] < 0, -1)
+        room.shares[: len(scores)] = best.softmax(dim=1)
+
+    def expert_products(self, x: Tensor, gate_up: Tensor, down: Tensor, room: ExpertRoom) -> Tensor:
+        chosen, parts = room.chosen[: len(x)], room.parts_of(len(x))
+        inner = room.inner.view(*room.chosen.shape, -1)
+        for expert in range(len(down)):
+            token, j = (chosen == expert).nonzero(as_tuple=True)
+            gate, up = (x[token] @ gate_up[expert].t()).float().chunk(2, dim=1)
+            inner[token, j] = (torch.nn.functional.silu(gate) * up).to(inner.dtype)
+            product = (inner[token, j] @ down[expert].t()).float()
+            parts[j, token] = (product * room.shares[token, j, None]).to(parts.dtype)
+        return parts
 
     def locate_decode(
         self,
