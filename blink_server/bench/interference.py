@@ -25,8 +25,8 @@ def parse_cores(text: str) -> list[int]:
     cores: set[int] = set()
     try:
         for part in text.split(","):
-            first, _, last = part.partition("-")
-            cores.update(range(int(first), int(last or first) + 1))
+            first, dash, last = part.partition("-")
+            cores.update(range(int(first), int(last if dash else first) + 1))
     except ValueError:
         raise BlinkError(f"cores are {text!r}; they must be a list like 2-5,8") from None
     usable = os.sched_getaffinity(0)

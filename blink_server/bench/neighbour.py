@@ -20,15 +20,14 @@ _SWEEP_BYTES = 256 << 20
 
 
 def _bzip2() -> Callable[[], object]:
-    """Compression of a block of text-like bytes, larger than a core's own caches."""
-    letters = np.random.default_rng(0).zipf(1.5, _BZIP2_BYTES) % 64 + 32
-    block = letters.astype(np.uint8).tobytes()
+    """Compression of a block that is larger than a core's own caches."""
+    block = np.random.default_rng(0).integers(0, 32, _BZIP2_BYTES, np.uint8).tobytes()
     return lambda: bz2.compress(block)
 
 
 def _memory() -> Callable[[], object]:
     """Reading and writing of more memory than a last-level cache holds."""
-    swept = np.zeros(_SWEEP_BYTES // 8, np.int64)
+    swept = np.ones(_SWEEP_BYTES // 8, np.int64)
     return lambda: np.add(swept, 1, out=swept)
 
 
@@ -43,11 +42,10 @@ def _die_with(parent: int) -> None:
 
 
 def main(kind: str, core: str, parent: str) -> None:
-    """Work on one core for ever; says "ready" once the first round is done."""
+    """Work on one core for ever, after a line that says "ready"."""
     _die_with(int(parent))
     os.sched_setaffinity(0, {int(core)})
     work = KINDS[kind]()
-    work()
     print("ready", flush=True)
     while True:
         work()

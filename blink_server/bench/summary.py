@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,10 +108,11 @@ class Summary:
 def window_of(
     outcomes: Sequence[Outcome], seconds: float | None, warm_up: float, cool_down: float
 ) -> Window:
-    """Arrivals last `seconds` from the first; in a closed loop (None) to the last one."""
+    """Arrivals last `seconds` from the first; in a closed loop (None) to the last one, with it."""
     scheduled = [outcome.scheduled for outcome in outcomes]
     start = min(scheduled, default=0.0)
-    end = max(scheduled, default=0.0) if seconds is None else start + seconds
+    last = math.nextafter(max(scheduled, default=0.0), math.inf)
+    end = last if seconds is None else start + seconds
     return Window(start + warm_up, max(end - cool_down, start + warm_up))
 
 
@@ -122,8 +124,8 @@ def summarise(
     good = [outcome for outcome in inside if outcome.succeeded]
     length = window.seconds or float("inf")
     completed = [one for one in outcomes if one.succeeded and one.texts[-1] in window]
-    tokens = sum(outcome.tokens_between(window.begin, window.end) for outcome in outcomes)
     all_good = [outcome for outcome in outcomes if outcome.succeeded]
+    tokens = sum(outcome.tokens_between(window.begin, window.end) for outcome in all_good)
     makespan = _makespan(outcomes, all_good)
     met = sum(map(objectives.met, inside)) / length if objectives else None
     tpot = [one.time_per_output_token for one in good]
