@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from blink_server.errors import EngineFailure
+from blink_server.repository.harness import State
 from blink_server.testing.fake_backend import SLOTS, STATS
 from blink_server.testing.metric_lines import MetricLines
 
@@ -34,6 +36,35 @@ async def test_every_line_is_right(
     assert found.problems == []
     silent = {name for name, family in found.families.items() if not family.samples}
     assert silent <= {"nv_model_load_duration_secs"}  # nothing was loaded
+
+
+async def test_a_version_that_is_swapped_has_its_series_once(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two loads of a version are in service, and what is on disk now is broken."""
+    old, new = worker.session("hello"), worker.session("hello")
+    for session, steps in ((old, 1), (new, 2)):
+        stats = replace(STATS, steps=steps)
+        monkeypatch.setattr(session, "stats", lambda stats=stats: stats)
+        monkeypatch.setattr(session, "slots", lambda: SLOTS)
+    worker.directory.publish(
+        [
+            replace(worker.entry(None, epoch=0, state=State.UNAVAILABLE), load_seconds=1.0),
+            replace(worker.entry(new, epoch=2), load_seconds=3.0),
+            replace(worker.entry(old, epoch=1, state=State.DRAINING), load_seconds=2.0),
+        ]
+    )
+    found = await lines(worker)
+    assert found.problems == []
+    values = {
+        (name, *dict(labels).values()): value
+        for family in found.families.values()
+        for (name, labels), value in family.samples.items()
+    }
+    assert values["blink_scheduler_steps_total", "tiny", "1"] == 2
+    assert values["nv_model_load_duration_secs", "tiny", "1"] == 3
+    states = {key[2]: value for key, value in values.items() if key[0] == "blink_model_state"}
+    assert [state for state, value in states.items() if value] == ["READY"]
 
 
 async def test_clients_cannot_make_series(worker: Any) -> None:
