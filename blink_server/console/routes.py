@@ -46,12 +46,12 @@ class ConsoleResource:
         self._send(resp, _PAGE)
 
     async def on_get_file(
-        self, req: falcon.asgi.Request, resp: falcon.asgi.Response, name: str
+        self, req: falcon.asgi.Request, resp: falcon.asgi.Response, file: str
     ) -> None:
         """A file of the page. Raises `HTTPNotFound`."""
-        if name not in self._files:
+        if file not in self._files:
             raise falcon.HTTPNotFound
-        self._send(resp, name)
+        self._send(resp, file)
 
     def _send(self, resp: falcon.asgi.Response, name: str) -> None:
         resp.content_type = _TYPES[name.rpartition(".")[2]]

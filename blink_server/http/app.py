@@ -110,6 +110,6 @@ def create_app(
 def _add_console(app: ScopedApp, feed: ConsoleFeed) -> None:
     console = ConsoleResource(feed)
     app.add_route("/console", console)
-    app.add_route("/console/{name}", console, suffix="file")
+    app.add_route("/console/{file}", console, suffix="file")
     app.add_route("/console/events", console, suffix="events")
     app.before_drain.append(feed.close)  # nobody waits for those who merely watch

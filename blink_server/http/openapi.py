@@ -32,7 +32,7 @@ _NAME = {
     "schema": {"type": "string", "minLength": 1},
 }
 _FILE = {
-    "name": "name",
+    "name": "file",
     "in": "path",
     "required": True,
     "description": "The file's name.",
@@ -158,9 +158,9 @@ def _console_operations() -> list[Operation]:
         ),
         Operation(
             "get",
-            "/console/{name}",
+            "/console/{file}",
             "A file of that page.",
-            "application/octet-stream",
+            "*/*",
             parameters=(_FILE,),
             refusals=("404",),
             open=True,

@@ -48,7 +48,7 @@ def test_what_is_given_reaches_the_worker(tmp_path: Path) -> None:
         *("--cors-origin", "https://a", "--cors-origin", "https://b", "--access-log", str(log)),
         *("--max-connections", "7", "--head-timeout-secs", "2.5"),
         *("--grammar-timeout-ms", "250"),
-        *("--default-model", "chat:3", "--strict-readiness"),
+        *("--default-model", "chat:3", "--strict-readiness", "--no-console"),
     )
     assert options.gunicorn_arguments() == ["--worker-connections=7"]
     environment = {**options.environment(), API_KEY_FILE_VARIABLE: str(tmp_path / "keys")}
@@ -63,6 +63,7 @@ def test_what_is_given_reaches_the_worker(tmp_path: Path) -> None:
         access_log=str(log),
         strict_readiness=True,
         default_model="chat:3",
+        console=False,
     )
 
 
