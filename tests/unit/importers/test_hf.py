@@ -13,10 +13,11 @@ import pytest
 
 from blink_server.errors import InvalidModel
 from blink_server.importers.hf import open_huggingface
+from blink_server.importers.hf_config import FAMILIES
 from blink_server.testing.tiny_huggingface import DTYPES, write_tiny_huggingface
 from blink_server.testing.tiny_tokenizer import IM_END
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3"]
+
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 

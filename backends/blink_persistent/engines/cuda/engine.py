@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from blink_persistent.engines import ProvisionLimits
+from blink_persistent.engines.cuda.kernels.choices import expert_order_room
 from blink_persistent.engines.cuda.options import CudaOptions, read_options
 from blink_persistent.engines.place import GpuPlace, gpu_place
 from blink_persistent.graph_grid import GraphGrid
@@ -112,13 +113,25 @@ def weight_bytes(architecture: Architecture) -> int:
 def fixed_bytes(options: CudaOptions, grid: GraphGrid) -> int:
     """Device memory of everything but KV."""
     shape = options.architecture
-    tokens = max(grid.max_rows, grid.max_prefill_tokens)
     rows = max(grid.max_rows, grid.max_sequences)
-    heads = shape.heads * 2 + shape.kv_heads * 2
-    per_token = 8 * shape.hidden_size + heads * shape.head_dim * 2 + 6 * shape.intermediate_size
-    logits = rows * shape.vocabulary_size * 4 + scratch_bytes(rows, shape.vocabulary_size)
+    work = workspace_bytes(shape, max(grid.max_rows, grid.max_prefill_tokens), rows)
+    scratch = scratch_bytes(rows, shape.vocabulary_size)
     graphs = len(grid.keys) * _GRAPH_BYTES
-    return weight_bytes(shape) + tokens * per_token + logits + graphs + _RUNTIME_BYTES
+    return weight_bytes(shape) + work + scratch + graphs + _RUNTIME_BYTES
+
+
+def workspace_bytes(shape: Architecture, tokens: int, rows: int) -> int:
+    """Device memory of a `Workspace` for so many tokens, and rows or sequences."""
+    heads = 3 * shape.heads + 2 * shape.kv_heads
+    per_token = 8 * shape.hidden_size + _BYTES * heads * shape.head_dim + 8
+    per_row = 4 * shape.vocabulary_size + _BYTES * shape.hidden_size + 4
+    if not shape.experts:
+        per_token += 3 * _BYTES * shape.intermediate_size
+        return tokens * per_token + rows * per_row
+    per_pair = _BYTES * (shape.intermediate_size + shape.hidden_size) + 8
+    per_token += shape.experts_per_token * per_pair + 4 * shape.experts
+    order = expert_order_room(tokens, shape.experts, shape.experts_per_token)
+    return tokens * per_token + rows * per_row + 4 * sum(order)
 
 
 def choose_block_count(options: CudaOptions, grid: GraphGrid, context: int, budget: int) -> int:

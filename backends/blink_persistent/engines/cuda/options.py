@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.kernels.choices import DOT_LEAST
 from blink_persistent.engines.cuda.weight_file import WEIGHT_FILE, read_stored_architecture
 from blink_persistent.engines.place import PLACE_OPTIONS, place_problems
 from blink_server.backend import ModelVersion
@@ -31,6 +32,7 @@ _NAMES = (
     *("file", "weights", "model", "dtype", "block_size", "block_count", "capture"),
 )
 _LARGEST_HEAD = 256
+_MOST_EXPERTS = 1024  # counts that the kernel which sorts by expert holds
 _LARGEST_VOCABULARY = 1 << 19  # the device sampler's limit
 
 
@@ -119,6 +121,15 @@ def _unservable(version: ModelVersion, architecture: Architecture) -> Iterator[P
     if architecture.head_dim % 2 or not 16 <= architecture.head_dim <= _LARGEST_HEAD:
         expected = f"must be even, from 16 to {_LARGEST_HEAD}"
         yield Problem(file, "architecture.head_dim", architecture.head_dim, expected)
+    for field, size in (
+        ("hidden_size", architecture.hidden_size),
+        ("intermediate_size", architecture.intermediate_size),
+    ):
+        if architecture.experts and size % DOT_LEAST:
+            yield Problem(file, f"architecture.{field}", size, f"must be a multiple of {DOT_LEAST}")
+    if architecture.experts > _MOST_EXPERTS:
+        expected = f"must be at most {_MOST_EXPERTS}"
+        yield Problem(file, "architecture.experts", architecture.experts, expected)
     if architecture.vocabulary_size > _LARGEST_VOCABULARY:
         expected = f"must be at most {_LARGEST_VOCABULARY}"
         size = architecture.vocabulary_size

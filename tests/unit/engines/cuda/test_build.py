@@ -20,6 +20,7 @@ from blink_server.errors import InvalidModel
 from blink_server.importers.checkpoint import Checkpoint
 from blink_server.importers.gguf import open_gguf
 from blink_server.importers.hf import open_huggingface
+from blink_server.importers.hf_config import FAMILIES
 from blink_server.testing.memory_checkpoint import random_checkpoint, tiny_architecture
 from blink_server.testing.tiny_gguf import write_tiny_gguf
 from blink_server.testing.tiny_huggingface import write_tiny_huggingface
@@ -73,7 +74,7 @@ def test_the_context_is_the_models_up_to_a_bound_unless_more_is_asked_for(
     assert limits["max_rows"] == 64
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
 def test_a_hugging_face_models_weights_are_rounded_and_the_error_is_told(
     tmp_path: Path, family: str, dtype: str

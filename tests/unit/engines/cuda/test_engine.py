@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.engine import CudaEngine, kv_entry_bytes, weight_bytes
+from blink_persistent.engines.cuda.engine import (
+    CudaEngine,
+    kv_entry_bytes,
+    weight_bytes,
+    workspace_bytes,
+)
 from blink_persistent.engines.cuda.weight_file import WEIGHT_FILE, write_weights
 from blink_persistent.graph_grid import default_grid
 from blink_server.backend import ModelVersion
@@ -71,6 +76,29 @@ def test_bytes_of_a_known_model() -> None:
     assert kv_entry_bytes(shape) == 128 << 10
     assert weight_bytes(ARCHITECTURES["smollm2-135m"]) == 2 * 134_515_008
     assert weight_bytes(ARCHITECTURES["qwen3-32b"]) == 2 * 32_762_123_264
+    assert weight_bytes(ARCHITECTURES["qwen3-30b-a3b"]) == 2 * 30_532_122_624
+    assert weight_bytes(ARCHITECTURES["phi-4"]) == 2 * 14_659_507_200
+    assert kv_entry_bytes(ARCHITECTURES["qwen3-30b-a3b"]) == 96 << 10
+    assert weight_bytes(ARCHITECTURES["qwen3-32b"]) == 2 * 32_762_123_264
+
+
+@pytest.mark.parametrize("changes", [{}, {"experts": 16, "experts_per_token": 4}])
+def test_bytes_of_the_workspace_are_those_of_its_tensors(changes: dict[str, int]) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from blink_persistent.engines.cuda.step_tensors import Workspace
+
+    shape = tiny_architecture(heads=6, kv_heads=3, **changes)
+    work = Workspace.allocate(shape, 300, 9, device="cpu", dtype=torch.bfloat16)
+    tensors = [getattr(work, name) for name in Workspace.__slots__ if name != "experts"]
+    tensors += [getattr(work.experts, name) for name in type(work.experts).__slots__]
+    assert workspace_bytes(shape, 300, 9) == sum(tensor.nbytes for tensor in tensors)
+
+
+def test_experts_that_the_kernels_cannot_take_are_refused(tmp_path: Path) -> None:
+    odd = tiny_architecture(intermediate_size=40, experts=1025, experts_per_token=1, layers=1)
+    write_weights(random_checkpoint(odd), tmp_path / "model.safetensors")
+    problems = {found.field: found.value for found in CudaEngine().check(version(tmp_path, {}))}
+    assert problems == {"architecture.intermediate_size": 40, "architecture.experts": 1025}
 
 
 def test_the_estimate_holds_weights_and_one_full_request(tmp_path: Path) -> None:
