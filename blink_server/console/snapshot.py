@@ -5,8 +5,9 @@
     schedulers  {"name:1": the numbers of `SchedulerStats`}
     graphs      {"name:1": {"phase:sequences:tokens": launches}}
 
-`state` of a slot is its place in `SLOT_STATES`, `since` when its request was claimed, in seconds
-since 1970; empty slots are left out. Nothing here says anything of texts.
+Version 0 stands for a model that has none; its reason says why. `state` of a slot is its place in
+`SLOT_STATES`, `since` when its request was claimed, in seconds since 1970; empty slots are left
+out. Nothing here says anything of texts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def snapshot(directory: ModelDirectory, before: State) -> State:
     """Everything as of now. `before`: the state before, so that times do not flicker."""
     rings = before.get("rings", {})
     state: State = {"models": {}, "rings": {}, "schedulers": {}, "graphs": {}}
-    for entry in directory.entries:
+    for entry in (*directory.entries, *directory.without_version):
         name = entry.version.key
         state["models"][name] = {
             "epoch": entry.epoch,

@@ -121,6 +121,15 @@ class ModelDirectory:
         ]
 
     @property
+    def without_version(self) -> list[ModelEntry]:
+        """The entry of version 0 of every model that has no other: its reason says why."""
+        return [
+            entry
+            for model, entry in sorted(self._without_version.items())
+            if model not in self._models
+        ]
+
+    @property
     def models(self) -> list[str]:
         """The name of every model that has a version."""
         return sorted(self._models)

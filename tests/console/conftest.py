@@ -52,6 +52,8 @@ def write_repository(repository: Path) -> None:
     config = json.loads((broken / "config.json").read_text())
     config["limits"]["max_rows"] = -5
     (broken / "config.json").write_text(json.dumps(config))
+    (repository / "hollow").mkdir()
+    (repository / "hollow" / "model.json").write_text("{")
 
 
 @pytest.fixture(scope="session")

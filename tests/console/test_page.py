@@ -95,6 +95,7 @@ async def test_states_can_be_filtered_away(open_page: Any, url: str) -> None:
 async def test_a_broken_version_s_reason_can_be_read(open_page: Any, url: str) -> None:
     for width in (1280, 360):
         page = await open_page(url, viewport={"width": width, "height": 700})
+        await expect(page.get_by_role("row", name="hollow")).to_contain_text("UNAVAILABLE")
         reason = page.get_by_text("config.json: limits.max_rows: is -5; must be at least 1")
         await expect(reason).to_be_visible()
         box = await reason.bounding_box()

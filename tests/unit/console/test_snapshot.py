@@ -95,6 +95,13 @@ def test_a_requests_time_does_not_flicker(
     assert snapshot(directory, first)["rings"]["m:2"]["cells"]["0"] == [3, 8, 1, 1000.4]
 
 
+def test_a_model_that_has_no_version_is_told_with_its_reason() -> None:
+    directory = ModelDirectory()
+    nothing = ModelVersion("m", 0, None, {})  # type: ignore[arg-type]
+    directory.publish([ModelEntry(nothing, 0, State.UNAVAILABLE, reason="model.json: not JSON")])
+    assert snapshot(directory, {})["models"]["m:0"]["reason"] == "model.json: not JSON"
+
+
 def test_versions_are_told_with_state_reason_and_epoch(directory: ModelDirectory) -> None:
     assert snapshot(directory, {})["models"] == {
         "m:2": {"epoch": 5, "state": "READY", "reason": "", "aliases": ["chat"], "serves": False},
