@@ -17,7 +17,6 @@ from blink_server.importers.hf_config import FAMILIES
 from blink_server.testing.tiny_huggingface import DTYPES, write_tiny_huggingface
 from blink_server.testing.tiny_tokenizer import IM_END
 
-
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 
