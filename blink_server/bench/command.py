@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from blink_server.bench.energy import energy_meter
-from blink_server.bench.figures import failed_entirely
+from blink_server.bench.figures import says_nothing
 from blink_server.bench.interference import ALTERNATING, CHOICES, Neighbours, parse_cores
 from blink_server.bench.options import bench_options
 from blink_server.bench.report import describe, write_report
@@ -65,7 +65,7 @@ def interfere_command(neighbour_cores: str, neighbours: str, **options: Any) -> 
 def _bench(
     command: str, settings: BenchSettings, conditions: Sequence[Condition], **more: Any
 ) -> int:
-    """Measure, print, write; the exit status: 1 where a run had no success at all."""
+    """Measure, print, write; the exit status: 1 where a run had no success in its window."""
     settings.check()
     if settings.plots and importlib.util.find_spec("matplotlib") is None:
         raise BlinkError("plots need matplotlib: pip install 'blink-server[bench]', or --no-plots")
@@ -82,7 +82,7 @@ def _bench(
 
         draw_plots(directory, runs, settings.operating_range)
     click.echo(f"all figures and raw values: {directory}")
-    return int(any(failed_entirely(run.measurement.summary) for run in runs))
+    return int(any(says_nothing(run.measurement.summary) for run in runs))
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

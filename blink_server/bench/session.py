@@ -70,10 +70,10 @@ class Session:
             make = runner.run(self._prompt_maker(model))
             runner.run(self._probe(target, loads[0], make))
             for repeat in range(self._settings.repeats):
-                for place, load in enumerate(loads):
+                for load in loads:
                     for turn in range(len(conditions)):
                         which = (turn + repeat) % len(conditions)
-                        seed = (self._settings.seed, place, repeat)
+                        seed = (self._settings.seed, load.key, repeat)
                         workload = load.workload(seed)
                         prompts = runner.run(_prompts(make, workload, (*seed, which)))
                         condition = conditions[which]
@@ -125,7 +125,7 @@ class Session:
 
     async def _probe(self, target: Target, load: Load, make: MakePrompts) -> None:
         """One short answer, so that what is wrong is said before anything is measured."""
-        size = load.workload((self._settings.seed, 0, 0)).sizes[:1]
+        size = load.workload((self._settings.seed, load.key, 0)).sizes[:1]
         prompts = await make([one.input_tokens for one in size], (self._settings.seed,))
         client = Client(
             target.site, target.route, target.fields, timeout_seconds=600, clock=time.monotonic

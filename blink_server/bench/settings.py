@@ -30,10 +30,14 @@ ROUTES = {"completions": COMPLETIONS, "chat": CHAT}
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One load of a sweep. `rate` is the offered load in requests a second, if it has one."""
+    """One load of a sweep. `rate` is the offered load in requests a second, if it has one.
+
+    `key` goes into the seed: a load has the same arrivals alone and in any sweep.
+    """
 
     name: str
     rate: float | None
+    key: int
     workload: Callable[[Sequence[int]], Workload]
 
 
@@ -96,7 +100,7 @@ class BenchSettings:
             rows = read_trace(self.trace)
             rate = replayed(rows, self.speed)
             load = len(rate.times) / (rate.seconds or 1.0)
-            return [Load(f"{self.trace.name} x{self.speed:g}", load, lambda _: rate)]
+            return [Load(f"{self.trace.name} x{self.speed:g}", load, 0, lambda _: rate)]
         draw = self._sizes()
         if self.concurrency:
             return [self._closed(clients, draw) for clients in self.concurrency]
@@ -128,13 +132,13 @@ class BenchSettings:
         def workload(seed: Sequence[int]) -> Workload:
             return open_loop(self.arrivals, rate, self.duration_secs, draw, seed)
 
-        return Load(f"{rate:g}/s", rate, workload)
+        return Load(f"{rate:g}/s", rate, round(rate * 1000), workload)
 
     def _closed(self, clients: int, draw: DrawSizes) -> Load:
         def workload(seed: Sequence[int]) -> Workload:
             return closed_loop(clients, self.requests, draw, seed)
 
-        return Load(f"{clients} at a time", None, workload)
+        return Load(f"{clients} at a time", None, clients, workload)
 
     def _extra_fields(self) -> dict[str, Any]:
         try:

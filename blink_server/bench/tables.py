@@ -77,6 +77,8 @@ def _remarks(figures: Sequence[Figures], gpus: Sequence[str]) -> list[str]:
     remarks = []
     for one in figures:
         where = f"{one.load}, {one.condition}"
+        if not one.requests:
+            remarks.append(f"{where}: no request arrived between warm-up and cool-down.")
         if one.errors:
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(one.errors.items()))
             remarks.append(f"{where}: errors: {kinds}.")

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from blink_server.bench.figures import failed_entirely, figures_of, sweeps_of
+from blink_server.bench.figures import figures_of, says_nothing, sweeps_of
 from blink_server.bench.measurement import Measurement
 from blink_server.bench.options import bench_options
 from blink_server.bench.outcome import Outcome
@@ -46,7 +46,7 @@ def run(rate: float, condition: str, *, slower: float = 1.0, round_: int = 1) ->
             outcome.error, outcome.detail = "http_503", "full"
         outcomes.append(outcome)
     measured = Measurement(outcomes, 0.0, summarise(outcomes, Window(0.0, 10.0)), 0.05, None)
-    load = Load(f"{rate:g}/s", rate, lambda _: Workload([Size(8, 3)]))
+    load = Load(f"{rate:g}/s", rate, 0, lambda _: Workload([Size(8, 3)]))
     beside = None if condition == ALONE else 0.98
     return Run(load, condition, round_, (1, 0, round_), measured, beside)
 
@@ -107,6 +107,13 @@ def test_the_tables_say_what_was_measured(runs: list[Run]) -> None:
     assert {line.count("|") for line in tables[:2]} == {tables[2].count("|")}
 
 
+def test_an_empty_window_is_told() -> None:
+    one = run(2, ALONE)
+    empty = replace(one.measurement, outcomes=[], summary=summarise([], Window(0.0, 0.0)))
+    text = markdown(figures_of([replace(one, measurement=empty)]), [], [])
+    assert "2/s, alone: no request arrived between warm-up and cool-down." in text
+
+
 def test_energy_is_labelled_as_the_gpus() -> None:
     one = run(2, ALONE)
     measured = replace(one.measurement, gpu_mj_per_token=412.0)
@@ -144,8 +151,9 @@ def test_plots(runs: list[Run], tmp_path: Path) -> None:
 
 def test_a_run_without_any_success_is_told() -> None:
     lost = [Outcome(0, 1.0, 8, 3, error="connect")]
-    assert failed_entirely(summarise(lost, Window(0.0, 10.0)))
-    assert not failed_entirely(run(16, ALONE).measurement.summary)
+    assert says_nothing(summarise(lost, Window(0.0, 10.0)))
+    assert says_nothing(summarise([], Window(0.0, 10.0)))
+    assert not says_nothing(run(16, ALONE).measurement.summary)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +198,8 @@ def test_loads(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("arrival,input_tokens,output_tokens\n0,3,4\n1,5,6\n")
     names = [load.name for load in settings("--rate=0.5,8").loads()]
     assert names == ["0.5/s", "8/s"]
+    one, two = (settings(f"--rate={rates}").loads()[-1] for rates in ("8", "0.5,8"))
+    assert one.key == two.key
     [closed] = settings("--concurrency=3", "--requests=5").loads()
     assert (closed.rate, closed.workload((1,)).concurrency) == (None, 3)
     [trace] = settings(f"--trace={tmp_path / 't.csv'}", "--speed=2").loads()
