@@ -16,10 +16,14 @@ export function graphGrid() {
       keys = text;
       cells = build(graphs);
     }
-    const most = Math.max(1, ...Object.values(graphs));
+    const most = { decode: 1, prefill: 1 }; // each grid has shades of its own
+    for (const [key, launches] of Object.entries(graphs)) {
+      const [phase] = key.split(":");
+      most[phase] = Math.max(most[phase], launches);
+    }
     for (const [key, launches] of Object.entries(graphs)) {
       const cell = cells.get(key);
-      const share = Math.log1p(launches) / Math.log1p(most);
+      const share = Math.log1p(launches) / Math.log1p(most[key.split(":")[0]]);
       const shade = Math.min(SHADES, Math.ceil(SHADES * share));
       if (cell.dataset.heat !== String(shade)) cell.dataset.heat = shade;
       setText(cell.firstChild, count(launches));
