@@ -108,6 +108,21 @@ def test_what_a_version_on_a_gpu_lacks_here_is_named(
     assert re.search(r"random/1/config.json: engine.name: is 'cuda'; needs .*(GPU|torch)", said)
 
 
+@pytest.mark.skipif(gpus()[0] > 0, reason="this machine has a GPU")
+async def test_an_imported_version_is_refused_by_the_same_words_at_every_place(
+    blink_server: Callable[..., str], serve: Callable[..., Any], repository: Path
+) -> None:
+    told = blink_server(
+        *("import", "--random=smollm2-135m", "--engine=cuda", "--name=random"),
+        f"--model-repository={repository}",
+    )
+    lacks = re.search(r"^note: this machine cannot serve it: (needs .*)$", told, re.M)
+    assert lacks is not None
+    assert lacks[1] in blink_server("check", str(repository), status=1)
+    server: ServerProcess = await serve()
+    assert lacks[1] in await server.line("  random:1  UNAVAILABLE")
+
+
 async def test_versions_share_one_owner_which_leaves_with_the_last(
     serve: Callable[..., Any], repository: Path, assert_nothing_left: Callable[[], None]
 ) -> None:

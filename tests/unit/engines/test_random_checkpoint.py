@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.random_checkpoint import (
     CHAT_TEMPLATE,
     RandomCheckpoint,
@@ -19,6 +20,7 @@ from blink_server.testing.memory_checkpoint import tiny_architecture
 from blink_server.text.tokenizers import HuggingFaceTokenizer
 
 VOCABULARY = 1000
+DOCUMENT = Path(__file__).parents[3] / "docs" / "models.md"
 
 
 @pytest.fixture
@@ -73,3 +75,8 @@ def test_a_shape_is_known_by_name_or_refused_by_it() -> None:
         open_random("smollm2-135", revision=None, progress=lambda *_: None)
     with pytest.raises(ModelImportError, match="--revision"):
         open_random("smollm2-135m", revision="main", progress=lambda *_: None)
+
+
+def test_the_documentation_names_every_shape() -> None:
+    told = DOCUMENT.read_text(encoding="utf-8").partition("### Random weights")[2]
+    assert [name for name in ARCHITECTURES if f"`{name}`" not in told.partition("\n## ")[0]] == []

@@ -1,4 +1,9 @@
-"""Shapes of published models by name, for serving random weights where speed is the question."""
+"""Shapes of published models by name, for serving random weights where speed is the question.
+
+They are those of the models' own config.json on Hugging Face's hub: HuggingFaceTB/SmolLM2-135M,
+meta-llama/Meta-Llama-3-8B and Llama-3.1-8B, mistralai/Mistral-7B-v0.3, Qwen/Qwen2.5-7B,
+Qwen/Qwen3-*, microsoft/phi-4.
+"""
 
 from __future__ import annotations
 

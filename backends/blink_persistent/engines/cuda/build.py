@@ -36,17 +36,14 @@ def build_version(
     """
     architecture = checkpoint.architecture
     chosen = _choose_limits(architecture, limits)
-    is_random = isinstance(checkpoint, RandomCheckpoint)
-    weights = (
-        {"weights": "random", "model": checkpoint.model}
-        if isinstance(checkpoint, RandomCheckpoint)
-        else {"file": WEIGHT_FILE}
-    )
+    shape = checkpoint.model if isinstance(checkpoint, RandomCheckpoint) else None
+    weights = {"weights": "random", "model": shape} if shape else {"file": WEIGHT_FILE}
     engine = {"name": "cuda", **weights, "dtype": DTYPE, **options}
     config: dict[str, Any] = {"engine": engine, "limits": chosen}
     built_for = checked_options(ModelVersion("", 1, directory, config), architecture)
-    held = f"random weights in {DTYPE}, made when the version is loaded"
-    if not is_random:
+    if shape:
+        held = f"random weights in {DTYPE}, made when the version is loaded"
+    else:
         rounding = write_weights(
             checkpoint, directory / WEIGHT_FILE, lambda part: progress("weights", part)
         )
@@ -59,8 +56,7 @@ def build_version(
         f"limits.memory_fraction allows is KV memory, {kv_entry_bytes(architecture) / _KIB:g} KiB "
         "a token"
     )
-    files = [] if is_random else [WEIGHT_FILE]
-    return BuildResult(files, config, grid.to_json(), [held, memory])
+    return BuildResult([] if shape else [WEIGHT_FILE], config, grid.to_json(), [held, memory])
 
 
 def _choose_limits(architecture: Architecture, limits: Mapping[str, Any]) -> dict[str, Any]:
