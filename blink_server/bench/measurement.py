@@ -13,7 +13,7 @@ from blink_server.bench.dispatch import Clock, dispatch
 from blink_server.bench.energy import EnergyMeter
 from blink_server.bench.exchange import Site
 from blink_server.bench.outcome import Outcome
-from blink_server.bench.summary import Objectives, Summary, summarise, window_of
+from blink_server.bench.summary import Objectives, Summary, Window, summarise, window_of
 from blink_server.bench.workload import Workload
 
 Prompt = str | list[int]
@@ -43,9 +43,15 @@ class Measurement:
 
     outcomes: Sequence[Outcome]
     begun: float
+    window: Window
     summary: Summary
     generator_cpu: float
     gpu_mj_per_token: float | None
+
+    @property
+    def counted(self) -> list[Outcome]:
+        """The requests whose latencies count: those of the window that succeeded."""
+        return [one for one in self.outcomes if one.succeeded and one.scheduled in self.window]
 
 
 async def measure(
@@ -92,6 +98,7 @@ async def measure(
     return Measurement(
         outcomes=outcomes,
         begun=begun,
+        window=window,
         summary=summarise(outcomes, window, target.objectives),
         generator_cpu=share,
         gpu_mj_per_token=spent / tokens if meter and tokens else None,

@@ -13,6 +13,7 @@ from blink_server.bench.session import ALONE, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 
@@ -34,8 +35,7 @@ def _latencies(runs: Sequence[Run]) -> Figure:
             one
             for run in runs
             if (run.load.name, run.condition) == (load, condition)
-            for one in run.measurement.outcomes
-            if one.succeeded
+            for one in run.measurement.counted
         ]
         label, style = f"{load}, {condition}", _style(condition)
         _distribution(ttft, (one.time_to_first_token for one in good), label, style)
@@ -45,6 +45,7 @@ def _latencies(runs: Sequence[Run]) -> Figure:
         _distribution(itl, gaps, label, style)
     for axes, name in ((ttft, "TTFT"), (tpot, "TPOT"), (itl, "ITL")):
         axes.set(xlabel=f"{name}, ms", ylabel="share", xscale="log")
+        _plain_numbers(axes.xaxis)
     ttft.legend(fontsize="small")
     return figure
 
@@ -73,6 +74,7 @@ def _sweep(figures: Sequence[Figures], sweeps: Sequence[Sweep]) -> Figure:
     throughput.set(xlabel="offered load, requests/s", ylabel="throughput, requests/s")
     for axes, name in ((ttft, "TTFT"), (tpot, "TPOT")):
         axes.set(xlabel="offered load, requests/s", ylabel=f"{name} P99, ms", yscale="log")
+        _plain_numbers(axes.yaxis)
     throughput.legend(fontsize="small")
     return figure
 
@@ -88,6 +90,14 @@ def _distribution(axes: Axes, seconds: Iterable[float], label: str, style: str) 
     values = np.sort(np.fromiter(seconds, np.float64)) * 1e3
     if len(values):
         axes.plot(values, np.arange(1, len(values) + 1) / len(values), style, label=label)
+
+
+def _plain_numbers(axis: Axis) -> None:
+    """200 on a logarithmic axis, not a power of ten."""
+    from matplotlib.ticker import LogFormatter
+
+    axis.set_major_formatter(LogFormatter())
+    axis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.4)))
 
 
 def _style(condition: str) -> str:

@@ -59,7 +59,11 @@ def write_report(
     with (directory / "requests.jsonl").open("w") as file:
         for number, run in enumerate(runs):
             for outcome in run.measurement.outcomes:
-                line = {"run": number, **_request(outcome, run.measurement.begun)}
+                line = {
+                    "run": number,
+                    "in_window": outcome.scheduled in run.measurement.window,
+                    **_request(outcome, run.measurement.begun),
+                }
                 file.write(json.dumps(line) + "\n")
     return text
 

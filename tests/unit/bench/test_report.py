@@ -45,7 +45,8 @@ def run(rate: float, condition: str, *, slower: float = 1.0, round_: int = 1) ->
         else:
             outcome.error, outcome.detail = "http_503", "full"
         outcomes.append(outcome)
-    measured = Measurement(outcomes, 0.0, summarise(outcomes, Window(0.0, 10.0)), 0.05, None)
+    window = Window(0.0, 10.0)
+    measured = Measurement(outcomes, 0.0, window, summarise(outcomes, window), 0.05, None)
     load = Load(f"{rate:g}/s", rate, 0, lambda _: Workload([Size(8, 3)]))
     beside = None if condition == ALONE else 0.98
     return Run(load, condition, round_, (1, 0, round_), measured, beside)
@@ -139,6 +140,7 @@ def test_the_files(runs: list[Run], tmp_path: Path) -> None:
     assert len(lines) == sum(len(one.measurement.outcomes) for one in runs)
     first, last = json.loads(lines[0]), json.loads(lines[-1])
     assert (first["ttft"], first["tpot"], first["itl_max"]) == (0.1, 0.02, 0.02)
+    assert first["in_window"] is True
     assert (last["error"], last["run"]) == ("http_503", len(runs) - 1)
 
 
