@@ -66,6 +66,7 @@ _FAMILY_FIELDS: Mapping[str, Mapping[str, Any]] = {
         "partial_rotary_factor": 0.75,
         "sliding_window": None,
         "original_max_position_embeddings": 64,
+        "pad_token_id": 0,
     },
 }
 
