@@ -196,7 +196,8 @@ class SchedulerStats:
     """What a version's scheduler says of itself now; counters count from its start.
 
     A gap is the time from the end of a step, as the scheduler notices it, to the launch of the
-    step that follows it at once.
+    step that follows it at once. What begins with `agent` is of the agent through which this
+    session reaches the ring, 0 where it needs none.
     """
 
     rows: int  # requests that one decode step can serve
@@ -217,6 +218,12 @@ class SchedulerStats:
     generated_tokens: int = 0
     gaps: int = 0
     gap_seconds: float = 0.0
+    agent_turns: int = 0
+    agent_reads: int = 0
+    agent_read_bytes: int = 0
+    agent_writes: int = 0
+    agent_written_bytes: int = 0
+    agent_reconnections: int = 0
     graphs: tuple[GraphLaunches, ...] = ()
 
 

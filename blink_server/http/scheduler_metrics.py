@@ -23,6 +23,15 @@ from blink_server.http.models import ModelDirectory
 _LABELS = ("model_name", "version")
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
+_AGENT = {
+    "agent_turns": "Times that the agent looked at mirror and ring",
+    "agent_reads": "Spans that the agent read from the ring",
+    "agent_read_bytes": "Bytes of these",
+    "agent_writes": "Writes of the agent to the ring",
+    "agent_written_bytes": "Bytes of these",
+    "agent_reconnections": "Connections to the ring made again",
+}
+
 Found = Sequence[tuple[tuple[str, str], SchedulerStats]]
 
 
@@ -44,6 +53,9 @@ def scheduler_families(directory: ModelDirectory) -> Iterator[Metric]:
     yield _counter("blink_launch_retries", "Launches tried again", found, "launch_retries")
     yield _gaps(found)
     yield _launches(found)
+    through_agents = [each for each in found if each[1].agent_turns]
+    for field, text in _AGENT.items():
+        yield _counter(f"blink_{field}", text, through_agents, field)
     yield _slots(directory)
 
 

@@ -56,6 +56,12 @@ STATS = SchedulerStats(
     parks=2,
     gaps=80,
     gap_seconds=0.004,
+    agent_turns=50,
+    agent_reads=70,
+    agent_read_bytes=1400,
+    agent_writes=20,
+    agent_written_bytes=300,
+    agent_reconnections=1,
     graphs=(GraphLaunches("decode", 8, 8, 90), GraphLaunches("prefill", 2, 64, 10)),
 )
 """What a session may tell of its scheduler."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from blink_persistent.agent.counted_port import AgentCounts, CountedPort
 from blink_persistent.agent.pace import Pace
 from blink_persistent.agent.port import RingPort
 from blink_persistent.agent.relay import Relay
@@ -47,7 +48,8 @@ class Agent:
         self._header_due = 0.0
         self._doorbell = _eventfd()
         self._bells = [_eventfd() for _ in range(port.ranges)]
-        self._relay = Relay(port, self._notify)
+        self._counts = AgentCounts()
+        self._relay = Relay(CountedPort(port, self._counts), self._notify)
         # A worker divides the queue by the ranges that it sees, which are the agent's only.
         queue = -(-limits["max_queue"] * port.ranges // port.all_ranges)
         self._limits = {**limits, "max_queue": queue}
@@ -60,6 +62,8 @@ class Agent:
         if with_header:
             self._header_due = now + _HEADER_SECONDS
         news, busy = self._relay.turn(with_header=with_header), self._relay.busy
+        self._counts.agent_turns += 1
+        self._counts.show(self._relay.mirror.ring)
         if self._leases is None and not busy:
             self._serve()
         return self._pace.after(news=news, busy=busy)
@@ -89,7 +93,8 @@ class Agent:
 
     def resume(self, port: RingPort) -> None:
         """Go on over a new connection to the same ring. Raises `Unavailable` for another."""
-        self._relay.resume(port)
+        self._relay.resume(CountedPort(port, self._counts))
+        self._counts.agent_reconnections += 1
 
     def close(self) -> None:
         """End the workers' connections and let go of ring and mirror, in this order."""

@@ -35,6 +35,12 @@ def scheduler_stats(ring: Ring, grant: Grant) -> SchedulerStats:
         generated_tokens=ring.field("generated_tokens"),
         gaps=ring.field("gaps"),
         gap_seconds=ring.field("gap_ns") / 1e9,
+        agent_turns=ring.field("agent_turns"),
+        agent_reads=ring.field("agent_reads"),
+        agent_read_bytes=ring.field("agent_read_bytes"),
+        agent_writes=ring.field("agent_writes"),
+        agent_written_bytes=ring.field("agent_written_bytes"),
+        agent_reconnections=ring.field("agent_reconnections"),
         graphs=tuple(
             GraphLaunches(
                 "decode" if key.phase == DECODE else "prefill", key.sequences, key.tokens, count

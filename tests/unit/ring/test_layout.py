@@ -16,7 +16,7 @@ from blink_persistent import _native, ring
 HEADER_FILE = Path(blink_persistent.__file__).parent / "csrc/include/blink/ring_layout.h"
 TABLE = _native.layout_table()
 WRITERS = {
-    "RingHeader": {"provisioner", "scheduler"},
+    "RingHeader": {"provisioner", "agent", "scheduler"},
     "FrontendWords": {"frontend"},
     "SlotStatus": {"scheduler"},
     "RequestRecord": {"frontend"},

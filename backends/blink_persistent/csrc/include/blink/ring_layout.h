@@ -60,7 +60,7 @@ enum class Command : uint32_t { kRun = 0, kPark = 1, kStop = 2 };
 // What the scheduler says of itself in the header.
 enum class SchedulerCondition : uint32_t { kStarting = 0, kRunning = 1, kParked = 2, kStopped = 3, kFailed = 4 };
 
-// Field lists: F(type, name, byte offset, writer).
+// Field lists: F(type, name, byte offset, writer). An agent writes to its mirror's header alone.
 #define BLINK_RING_HEADER_FIELDS(F)                       \
     F(uint64_t, magic, 0, provisioner)                    \
     F(uint64_t, layout_hash, 8, provisioner)              \
@@ -79,6 +79,12 @@ enum class SchedulerCondition : uint32_t { kStarting = 0, kRunning = 1, kParked 
     F(uint64_t, prompt_words_per_range, 96, provisioner)  \
     F(uint64_t, output_words_per_range, 104, provisioner) \
     F(uint64_t, aux_words_per_range, 112, provisioner)    \
+    F(uint64_t, agent_turns, 128, agent)                  \
+    F(uint64_t, agent_reads, 136, agent)                  \
+    F(uint64_t, agent_read_bytes, 144, agent)             \
+    F(uint64_t, agent_writes, 152, agent)                 \
+    F(uint64_t, agent_written_bytes, 160, agent)          \
+    F(uint64_t, agent_reconnections, 168, agent)          \
     F(uint32_t, accepting, 256, scheduler)                \
     F(uint32_t, condition, 260, scheduler)                \
     F(uint32_t, error, 264, scheduler)                    \
@@ -154,7 +160,9 @@ enum class SchedulerCondition : uint32_t { kStarting = 0, kRunning = 1, kParked 
     F(uint64_t, first_token_ns, 16, scheduler) \
     F(uint64_t, finished_ns, 24, scheduler)
 
-#define BLINK_DECLARE_FIELD(type, name, offset, writer) alignas(offset == 256 ? 256 : 1) alignas(type) type name;
+// A writer's part of the header begins at 128 or 256.
+#define BLINK_DECLARE_FIELD(type, name, offset, writer) \
+    alignas(offset == 128 || offset == 256 ? offset : 1) alignas(type) type name;
 
 struct alignas(kPageBytes) RingHeader {
     BLINK_RING_HEADER_FIELDS(BLINK_DECLARE_FIELD)
