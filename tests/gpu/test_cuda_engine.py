@@ -46,6 +46,12 @@ FAMILIES = {
     ),
     "qwen2": tiny_architecture(**SIZES, heads=14, kv_heads=2, head_dim=64, attention_bias=True),
     "qwen3": tiny_architecture(**SIZES, heads=8, kv_heads=4, head_dim=128, qk_norm=True),
+    "phi": tiny_architecture(**SIZES, heads=8, kv_heads=2, head_dim=64, rotary_dim=48),
+    "qwen3_moe": tiny_architecture(  # all experts chosen: rounding would make another choice
+        **SIZES | {"intermediate_size": 192},
+        **{"family": "qwen3_moe", "experts": 8, "experts_per_token": 8},
+        **{"heads": 8, "kv_heads": 2, "head_dim": 64, "qk_norm": True},
+    ),
 }
 BFLOAT16 = 2e-2  # ||difference|| / ||expected|| that bfloat16 arithmetic may make in few layers
 

@@ -8,7 +8,8 @@ a key replayed back to back from the host between two device events, the median 
 steps. "scheduler": the same graphs launched by the persistent scheduler on the device, from the
 engine's steps between two reads of the ring's counters, with requests that all decode; their KV
 grows by one entry a step. The floor is (weights read + KV read) / 4.58 TB/s, the vocabulary matmul
-included, the embedding not where it is a table of its own. "kernels" are those of one step that
+included, the embedding not where it is a table of its own; of a mixture's experts those that this
+step's tokens, drawn at random, are really sent to. "kernels" are those of one step that
 was launched eagerly, by PyTorch's profiler.
 """
 
@@ -19,6 +20,7 @@ import json
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,7 @@ def fill_decode(engine: CudaProvisioned, rows: int, context: int) -> None:
     blocks = -(-(context + 1) // engine.limits.block_size)
     order = torch.randperm(engine.block_count - 1, device="cuda")[: rows * blocks] + 1
     inputs.block_tables[:rows, :blocks] = order.view(rows, blocks).int()
+    inputs.token_ids[:rows].random_(engine.limits.vocabulary_size)
     inputs.start_positions[:rows] = context
     inputs.lengths[:rows] = context + 1
     fill_sampling(engine, DECODE, rows)
@@ -99,10 +102,33 @@ def kernels_of(engine: CudaProvisioned, key: GraphKey) -> list[dict[str, Any]]:
     return [{"name": e.key[:70], "calls": e.count, "us": e.self_device_time_total} for e in events]
 
 
+class CountingKernels:
+    """Kernels that also count the experts that a step's tokens are sent to, over all layers."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels, self.experts = kernels, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernels, name)
+
+    def choose_experts(self, scores: Any, entries: Any, room: Any) -> None:
+        self._kernels.choose_experts(scores, entries, room)
+        chosen = room.chosen[: len(scores)]
+        self.experts += len(chosen[chosen >= 0].unique())
+
+
 def floor_us(engine: CudaProvisioned, rows: int, context: int) -> float:
+    """Microseconds of a step whose inputs lie ready."""
     shape = engine.decoder.architecture
     table = 0 if shape.tied_embeddings else 2 * shape.vocabulary_size * shape.hidden_size
     read = weight_bytes(shape) - table + rows * context * kv_entry_bytes(shape)
+    if shape.experts:
+        kernels: Any = CountingKernels(engine.decoder.kernels)
+        with torch.no_grad():
+            replace(engine.decoder, kernels=kernels).decode(engine.inputs[DECODE], rows)
+        each = 2 * 3 * shape.hidden_size * shape.intermediate_size
+        print("experts touched, of", shape.experts, kernels.experts / shape.layers, flush=True)
+        read -= each * (shape.layers * shape.experts - kernels.experts)
     return 1e6 * read / BANDWIDTH
 
 
