@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import socket
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -28,16 +30,48 @@ class Failed(BlinkError):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where requests go: a base URL such as http://127.0.0.1:8000, and an API key or ""."""
+    """Where requests go: a base URL such as http://127.0.0.1:8000, and an API key or "".
+
+    `address` is the host's, once it has been looked up.
+    """
 
     url: str
     api_key: str = ""
+    address: str = ""
 
     def check(self) -> None:
         """Raises BlinkError unless the URL is one of HTTP."""
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BlinkError(f"--url is {self.url!r}; it must be like http://127.0.0.1:8000")
+
+    @property
+    def port(self) -> int:
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+
+    async def located(self) -> Site:
+        """The same with the first address of its host that takes connections.
+
+        Names are then not looked up while requests are timed. Raises Failed("connect").
+        """
+        loop, host = asyncio.get_running_loop(), urlsplit(self.url).hostname
+        reasons = []
+        try:
+            found = await loop.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise Failed("connect", f"{self.url}: {error}") from None
+        for *_, address in found:
+            try:
+                transport, _ = await loop.create_connection(
+                    asyncio.Protocol, str(address[0]), self.port
+                )
+            except OSError as error:
+                reasons.append(str(error))
+            else:
+                transport.abort()
+                return replace(self, address=str(address[0]))
+        raise Failed("connect", f"{self.url}: {'; '.join(reasons)}")
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
         """The request's bytes."""
@@ -54,13 +88,22 @@ class Site:
     async def open(self, exchange: Exchange) -> None:
         """Connect; the exchange sends its request at once. Raises Failed("connect")."""
         parts = urlsplit(self.url)
-        tls = ssl.create_default_context() if parts.scheme == "https" else None
-        port = parts.port or (443 if tls else 80)
-        loop = asyncio.get_running_loop()
+        secure = parts.scheme == "https"
         try:
-            await loop.create_connection(lambda: exchange, str(parts.hostname), port, ssl=tls)
+            await asyncio.get_running_loop().create_connection(
+                lambda: exchange,
+                self.address or str(parts.hostname),
+                self.port,
+                ssl=_tls() if secure else None,
+                server_hostname=parts.hostname if secure else None,
+            )
         except OSError as error:
             raise Failed("connect", str(error)) from None
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
 
 
 class Exchange(asyncio.Protocol):

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from blink_server.bench.client import Client
 from blink_server.bench.energy import EnergyMeter
-from blink_server.bench.exchange import ask_json
+from blink_server.bench.exchange import Site, ask_json
 from blink_server.bench.interference import Neighbours
 from blink_server.bench.measurement import Measurement, Prompt, Target, measure
 from blink_server.bench.outcome import Outcome
@@ -65,9 +65,10 @@ class Session:
         loads = self._settings.loads()
         runs = []
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            model = self._settings.model or runner.run(self._only_model())
-            target = self._settings.target(model)
-            make = runner.run(self._prompt_maker(model))
+            site = runner.run(self._settings.site.located())
+            model = self._settings.model or runner.run(_only_model(site))
+            target = self._settings.target(site, model)
+            make = runner.run(self._prompt_maker(target, model))
             runner.run(self._probe(target, loads[0], make))
             for repeat in range(self._settings.repeats):
                 for load in loads:
@@ -102,21 +103,14 @@ class Session:
                 share = used / (time.monotonic() - begun) / len(neighbours.pids)
         return Run(load, condition.name, seed[-1] + 1, seed, done, share)
 
-    async def _only_model(self) -> str:
-        reply = await ask_json(self._settings.site, "GET", "/v1/models")
-        names = [str(model["id"]) for model in reply["data"]]
-        if len(names) != 1:
-            raise BlinkError(f"give --model; the server has {', '.join(names) or 'none'}")
-        return names[0]
-
-    async def _prompt_maker(self, model: str) -> MakePrompts:
+    async def _prompt_maker(self, target: Target, model: str) -> MakePrompts:
         settings = self._settings
         if settings.prompt_ids is not None:
             return _ids_maker(settings.prompt_ids)
         if settings.tokenizer is not None:
             return (await TextPrompts.prepare(file_count(settings.tokenizer))).make
         try:
-            count = server_count(settings.site, settings.route, model)
+            count = server_count(target.site, target.route, model)
             return (await TextPrompts.prepare(count)).make
         except BlinkError as error:
             raise BlinkError(
@@ -135,6 +129,14 @@ class Session:
             await client.send(outcome, client.request(prompt, 2))
             if outcome.error not in ("", "empty"):
                 raise BlinkError(f"{target.route}: {outcome.error}: {outcome.detail}")
+
+
+async def _only_model(site: Site) -> str:
+    reply = await ask_json(site, "GET", "/v1/models")
+    names = [str(model["id"]) for model in reply["data"]]
+    if len(names) != 1:
+        raise BlinkError(f"give --model; the server has {', '.join(names) or 'none'}")
+    return names[0]
 
 
 def _ids_maker(vocabulary: int) -> MakePrompts:

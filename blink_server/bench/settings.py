@@ -106,15 +106,15 @@ class BenchSettings:
             return [self._closed(clients, draw) for clients in self.concurrency]
         return [self._open(rate, draw) for rate in self.rate]
 
-    def target(self, model: str) -> Target:
-        """What is asked of a model. Raises BlinkError."""
+    def target(self, site: Site, model: str) -> Target:
+        """What is asked of a model; `site` is that of the settings. Raises BlinkError."""
         fields: dict[str, Any] = {"model": model, "temperature": 0}
         if self.exact == "ignore-eos":
             fields["ignore_eos"] = True
         elif self.exact == "min-tokens":
             fields["min_tokens"] = 1  # each request gets its own
         return Target(
-            site=self.site,
+            site=site,
             route=self.route,
             fields={**fields, **self._extra_fields()},
             timeout_seconds=self.timeout_secs,

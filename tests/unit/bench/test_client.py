@@ -45,7 +45,10 @@ class Server:
         self.port = 0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return writer.close()  # only looked whether anybody listens
         [length] = [x for x in head.split(b"\r\n") if x.lower().startswith(b"content-length")]
         body = await reader.readexactly(int(length.split(b":")[1]))
         self.requests.append((head, json.loads(body or b"null")))
@@ -191,3 +194,18 @@ async def test_whole_answers(server: Server) -> None:
     server.script = [OK + b"Content-Length: 2\r\n\r\n", b"no"]
     with pytest.raises(Failed, match="not JSON"):
         await ask_json(site, "GET", "/v1/models")
+
+
+async def test_a_host_is_looked_up_once(server: Server) -> None:
+    located = await Site(f"http://localhost:{server.port}").located()
+    assert located.address == "127.0.0.1"  # also where ::1 comes first: nobody listens there
+    server.script = [OK + b"Content-Length: 12\r\n\r\n", b'{"count": 3}']
+    assert await ask_json(located, "GET", "/") == {"count": 3}
+    assert server.requests[0][0].split(b"\r\n")[1] == f"Host: localhost:{server.port}".encode()
+
+
+async def test_a_host_that_is_not_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(Failed, match=f"http://127.0.0.1:{port}: "):
+        await Site(f"http://127.0.0.1:{port}").located()

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
+from blink_server.bench.exchange import Site
 from blink_server.bench.figures import figures_of, says_nothing, sweeps_of
 from blink_server.bench.measurement import Measurement
 from blink_server.bench.options import bench_options
@@ -22,6 +23,7 @@ from blink_server.bench.workload import Size, Workload
 from blink_server.errors import BlinkError
 
 PLATEAU = 5.0
+SITE = Site("http://127.0.0.1:8000")
 
 
 def settings(*arguments: str) -> BenchSettings:
@@ -178,7 +180,7 @@ def test_options_that_do_not_go_together(arguments: list[str], said: str) -> Non
 )
 def test_options_that_cannot_be_read(arguments: list[str]) -> None:
     with pytest.raises(BlinkError, match="--"):
-        settings("--rate=1", *arguments).target("m")
+        settings("--rate=1", *arguments).target(SITE, "m")
 
 
 @pytest.mark.parametrize("option", ["--rate=0", "--rate=a", "--rate=1,,2", "--concurrency=1.5"])
@@ -189,11 +191,11 @@ def test_loads_that_are_no_numbers(option: str) -> None:
 
 def test_what_is_asked_of_the_model() -> None:
     asked = settings("--rate=1", "--exact=min-tokens", '--extra-body={"top_p": 1}', "--slo=e2e:9")
-    target = asked.target("m")
+    target = asked.target(SITE, "m")
     assert target.fields == {"model": "m", "temperature": 0, "min_tokens": 1, "top_p": 1}
     assert target.objectives.e2e == 9
-    assert settings("--rate=1").target("m").fields["ignore_eos"] is True
-    assert "ignore_eos" not in settings("--rate=1", "--exact=no").target("m").fields
+    assert settings("--rate=1").target(SITE, "m").fields["ignore_eos"] is True
+    assert "ignore_eos" not in settings("--rate=1", "--exact=no").target(SITE, "m").fields
 
 
 def test_loads(tmp_path: Path) -> None:

@@ -54,7 +54,10 @@ class WordServer:
             await self._stopped.wait()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return writer.close()  # only looked whether anybody listens
         path, length = head.split()[1], int(head.lower().split("content-length:")[1].split()[0])
         body = json.loads(await reader.readexactly(length) or "null")
         status = "404 Not Found" if path in self.refused else "200 OK"
