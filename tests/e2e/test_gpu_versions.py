@@ -38,9 +38,12 @@ SLOW = 5000  # us a step
 
 
 def write_version(repository: Path, model: str, version: int = 1, **engine: Any) -> None:
-    directory = write_scripted_version(repository, model, version, **engine)
+    change_config(write_scripted_version(repository, model, version, **engine), backend="fake_gpu")
+
+
+def change_config(directory: Path, **fields: Any) -> None:
     file = directory / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"backend": "fake_gpu"}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
 def body(model: str, tokens: int = 4) -> dict[str, Any]:
@@ -134,6 +137,21 @@ async def test_versions_share_one_owner_which_leaves_with_the_last(
     assert await answer(url, "a") == await answer(url, "b") != ""
     assert await server.stop() == 0
     assert_nothing_left()
+
+
+async def test_a_version_answers_its_warm_up_before_it_is_ready(
+    serve: Callable[..., Any], repository: Path
+) -> None:
+    write_version(repository, "a")
+    change_config(repository / "a" / "1", warmup=[{"prompt": "Hello", "max_tokens": 4}])
+    write_version(repository, "b")
+    change_config(repository / "b" / "1", warmup=[{"prompt": "Hello" * 1000}])
+    server: ServerProcess = await serve()
+    url = await server.ready()
+    assert "warmup[0]" in await server.line("  b:1  UNAVAILABLE")
+    async with httpx.AsyncClient(timeout=60) as client:
+        told = (await client.get(f"{url}/metrics")).text
+    assert 'blink_scheduler_steps_total{model_name="a",version="1"} 4.0' in told.splitlines()
 
 
 @pytest.mark.slow
