@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -20,7 +20,7 @@ from blink_server.bench.figures import says_nothing
 from blink_server.bench.interference import ALTERNATING, CHOICES, Neighbours, parse_cores
 from blink_server.bench.options import bench_options
 from blink_server.bench.report import describe, write_report
-from blink_server.bench.session import ALONE, BESIDE, Condition, Session
+from blink_server.bench.session import ALONE, BESIDE, Condition, Run, Session
 from blink_server.bench.settings import BenchSettings
 from blink_server.errors import BlinkError
 
@@ -69,14 +69,18 @@ def _bench(
     settings.check()
     if settings.plots and importlib.util.find_spec("matplotlib") is None:
         raise BlinkError("plots need matplotlib: pip install 'blink-server[bench]', or --no-plots")
-    if settings.generator_cores is not None:
-        os.sched_setaffinity(0, parse_cores(settings.generator_cores))
     signal.signal(signal.SIGTERM, _interrupt)
     directory = settings.output or Path(f"bench-{datetime.now(UTC):%Y-%m-%d-%H%M%S}")
     with energy_meter(settings.gpu) as meter:
         about = describe(command, settings, meter.names if meter else (), **more)
-        runs = Session(settings, meter).run(conditions)
-    click.echo(write_report(directory, about, settings, runs))
+        if settings.generator_cores is not None:
+            os.sched_setaffinity(0, parse_cores(settings.generator_cores))
+        runs: list[Run] = []
+        with closing(Session(settings, meter).run(conditions)) as measured:
+            for run in measured:
+                runs.append(run)  # written at once: what is stopped leaves what it has measured
+                text = write_report(directory, about, settings, runs)
+    click.echo(text)
     if settings.plots:
         from blink_server.bench.plots import draw_plots
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
@@ -56,14 +56,13 @@ class Session:
         self._settings = settings
         self._meter = meter
 
-    def run(self, conditions: Sequence[Condition]) -> list[Run]:
-        """Raises BlinkError where the server cannot be asked at all.
+    def run(self, conditions: Sequence[Condition]) -> Generator[Run, None, None]:
+        """Each run when it has ended. Raises BlinkError where the server cannot be asked at all.
 
         Rounds begin with another condition each time, so that a drift hits all alike; within a
         round arrivals and lengths are the same for all, prompts are not.
         """
         loads = self._settings.loads()
-        runs = []
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             site = runner.run(self._settings.site.located())
             model = self._settings.model or runner.run(_only_model(site))
@@ -78,10 +77,7 @@ class Session:
                         workload = load.workload(seed)
                         prompts = runner.run(_prompts(make, workload, (*seed, which)))
                         condition = conditions[which]
-                        runs.append(
-                            self._one(runner, target, load, condition, seed, workload, prompts)
-                        )
-        return runs
+                        yield self._one(runner, target, load, condition, seed, workload, prompts)
 
     def _one(
         self,

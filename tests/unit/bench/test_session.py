@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import Any
 
 import click
@@ -97,7 +97,7 @@ def session(server: WordServer, *arguments: str) -> Session:
 
 
 def test_all_loads_under_all_conditions_in_turns(server: WordServer) -> None:
-    runs = session(server, "--rate=20,40", "--repeats=2").run(BOTH)
+    runs = list(session(server, "--rate=20,40", "--repeats=2").run(BOTH))
     order = [(run.round, run.load.name, run.condition) for run in runs]
     assert order == [
         *((1, "20/s", ALONE), (1, "20/s", BESIDE), (1, "40/s", ALONE), (1, "40/s", BESIDE)),
@@ -112,7 +112,7 @@ def test_all_loads_under_all_conditions_in_turns(server: WordServer) -> None:
 
 
 def test_rounds_have_the_same_arrivals_and_lengths_in_both_conditions(server: WordServer) -> None:
-    alone, beside = session(server, "--rate=40").run(BOTH)
+    alone, beside = list(session(server, "--rate=40").run(BOTH))
     for of in ("asked_input", "asked_output"):
         ours, theirs = (
             [getattr(one, of) for one in run.measurement.outcomes] for run in (alone, beside)
@@ -123,17 +123,25 @@ def test_rounds_have_the_same_arrivals_and_lengths_in_both_conditions(server: Wo
 def test_a_server_that_counts_no_tokens_is_told_what_helps(server: WordServer) -> None:
     server.refused.add("/tokenize")
     with pytest.raises(BlinkError, match=r"does not count tokens .*--tokenizer or --prompt-ids"):
-        session(server, "--rate=20").run(ALONE_ONLY)
+        list(session(server, "--rate=20").run(ALONE_ONLY))
 
 
 def test_several_models_need_a_choice(server: WordServer) -> None:
     server.models.append("other")
     with pytest.raises(BlinkError, match="give --model; the server has words, other"):
-        session(server, "--rate=20").run(ALONE_ONLY)
+        list(session(server, "--rate=20").run(ALONE_ONLY))
 
 
 def test_a_refusal_is_told_before_anything_is_measured(server: WordServer) -> None:
     server.refused.add("/v1/completions")
     with pytest.raises(BlinkError, match="/v1/completions: http_404"):
-        session(server, "--rate=20").run(ALONE_ONLY)
+        list(session(server, "--rate=20").run(ALONE_ONLY))
     assert len(server.asked) == 1
+
+
+def test_runs_come_as_they_end(server: WordServer) -> None:
+    with closing(session(server, "--rate=20,40").run(ALONE_ONLY)) as runs:
+        assert next(runs).load.name == "20/s"
+        asked = len(server.asked)
+        assert next(runs).load.name == "40/s"
+        assert len(server.asked) > asked  # the second had not begun before
