@@ -57,6 +57,7 @@ def test_every_flag_of_serve_has_its_row_and_its_default() -> None:
     for flag, default in flags.items():
         if default not in (None, False, (), []):
             shown = f"{default:g}" if isinstance(default, float) else str(default)
+            shown = "on" if default is True else shown
             assert documented[flag] == shown, flag
 
 
