@@ -36,6 +36,7 @@ PROCESSORS = 131
 EVEN = 128  # programs, or a multiple: as many on each processor but for three
 REPLAYS, RUNS = 8, 3
 NAMES = ("qkv", "output", "gate_up", "down", "head")
+WITH_EXPERTS = ("qkv", "output", "router", "head")  # for the experts see expert_choices.py
 ROWS = (1, 16, 64)
 SPLITS = (1, 2, 3, 4, 7, 8, 9)
 PIPELINES = {  # step, stages, warps by tile and whether it is gated
@@ -58,6 +59,7 @@ class Bench:
 
     def __init__(self, model: str) -> None:
         self.shape = shape = ARCHITECTURES[model]
+        self.names = WITH_EXPERTS if shape.experts else NAMES
         places = {"device": "cuda", "dtype": torch.bfloat16}
         self.weights = random_weights(shape, **places)
         count = 1 + MAX_ROWS * (CONTEXT // BLOCK_SIZE + 1)
@@ -66,6 +68,7 @@ class Bench:
         self.work = Workspace.allocate(shape, MAX_ROWS, MAX_ROWS, **places)
         self.rotary = rotary_tables(shape, MAX_BLOCKS * BLOCK_SIZE, device="cuda")
         self.inputs: StepInputs = empty_inputs(MAX_ROWS, MAX_ROWS, MAX_BLOCKS, device="cuda")
+        self.inputs.token_ids.random_(shape.vocabulary_size)
         order = (torch.randperm(count - 1, device="cuda") + 1).view(MAX_ROWS, -1)
         self.inputs.block_tables[:, : order.shape[1]] = order.int()
         self.inputs.start_positions.fill_(CONTEXT)
@@ -107,7 +110,7 @@ class Bench:
             """The product's parts."""
             if name == "gate_up":
                 kernels.gated_product(x, weight, self.work.gate_up[:rows], out)
-            elif name == "head":
+            elif name in ("head", "router"):
                 kernels.vocabulary_product(x, weight, out)
             else:
                 return kernels.product(x, weight, out)
@@ -129,6 +132,8 @@ class Bench:
     def out(self, name: str, rows: int, shape: Shape) -> torch.Tensor:
         if name == "head":
             return self.work.logits[:rows]
+        if name == "router":
+            return self.work.experts.scores[:rows]
         size = shape[0] // 2 if name == "gate_up" else shape[0]
         return torch.empty(rows, size, device="cuda", dtype=torch.bfloat16)
 
@@ -171,7 +176,7 @@ def candidates(name: str, shape: Shape) -> Iterator[Cut]:
     gated = name == "gate_up"
     size, depth = shape[0] // (2 if gated else 1), shape[1]
     uneven = name == "head" or size * depth < 1 << 23
-    for splits in (1,) if gated or name == "head" else SPLITS:
+    for splits in (1,) if gated or name in ("head", "router") else SPLITS:
         even = {size * splits // (EVEN * each) for each in (1, 2, 3, 4)}
         for features in {64, 128} if uneven else even:
             if not 48 <= features <= 128 or (size * splits % (EVEN * features) and not uneven):
@@ -211,7 +216,7 @@ class Search:
     def products(self) -> None:
         """The best two cuts of each product alone, and the library's, then in the step."""
         best = {}
-        for name in NAMES:
+        for name in self.bench.names:
             tried: list[Cut | None] = [None, *candidates(name, self.shape(name))]
             pairs = [(self.bench.product_us(name, self.rows, cut), cut) for cut in tried]
             best[name] = sorted(pairs, key=lambda pair: pair[0])
@@ -220,9 +225,12 @@ class Search:
                           cut=cut and asdict(cut))  # fmt: skip
         tile = row_tile(self.rows)
         self.cuts = {
-            (self.shape(name), tile): cut for name in NAMES for cut in [best[name][0][1]] if cut
+            (self.shape(name), tile): cut
+            for name in self.bench.names
+            for cut in [best[name][0][1]]
+            if cut
         }
-        for name in NAMES:
+        for name in self.bench.names:
             for _, cut in best[name][:3]:
                 self.attempt(name, cut)
 

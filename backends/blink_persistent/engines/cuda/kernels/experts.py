@@ -22,9 +22,14 @@ _LEAST_SORTED, _MOST_SORTED = 256, 1024  # pairs that `sort_pairs` looks at toge
 class Experts:
     """Fulfils the operations on experts of `Kernels`."""
 
-    def __init__(self, chain: Callable[[int], dict[str, bool]]) -> None:
-        """`chain`: options of the launches of a step of so many tokens."""
-        self._chain = chain
+    def __init__(
+        self, chain: Callable[[int], dict[str, bool]], always: ExpertTiling | None
+    ) -> None:
+        """`chain`: options of the launches of a step of so many tokens.
+
+        `always` is taken instead of what `expert_tiling` says; `room` must have been made for it.
+        """
+        self._chain, self._always_tiled = chain, always
 
     def choose_experts(self, scores: Tensor, entries: Tensor, room: ExpertRoom) -> None:
         tokens, experts = scores.shape
@@ -47,7 +52,7 @@ class Experts:
     def sort_pairs(self, room: ExpertRoom, tokens: int, experts: int) -> tuple[int, ExpertTiling]:
         """Bring the pairs that are chosen in order; how many blocks there are, and of what kind."""
         pairs = tokens * room.chosen.shape[1]
-        tiling = expert_tiling(pairs, experts)
+        tiling = self._always_tiled or expert_tiling(pairs, experts)
         blocks = expert_blocks(pairs, experts, tiling.rows)
         routing.sort_pairs[(experts,)](
             room.chosen, room.order, room.block_experts, pairs, blocks,

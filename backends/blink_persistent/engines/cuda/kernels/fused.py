@@ -13,6 +13,7 @@ from blink_persistent.engines.cuda.kernels.attention import Attention
 from blink_persistent.engines.cuda.kernels.choices import (
     Cuts,
     DecodeTiling,
+    ExpertTiling,
     Shape,
     measured,
     row_tile,
@@ -43,13 +44,14 @@ class FusedKernels(Products, Attention, Experts):
         device: Any,
         decode: DecodeTiling | None = None,
         cuts: Cuts | None = None,
+        experts: ExpertTiling | None = None,
     ) -> None:
         """For up to `max_rows` rows with block tables of `capacity` entries.
 
         `chained`: where products are streamed, launch each kernel while the one before it ends,
         which needs a Hopper GPU.
-        `decode` and `cuts`: how attention and products are cut; by default what was measured on
-        such a device.
+        `decode`, `cuts` and `experts`: how attention and products are cut; by default what was
+        measured on such a device.
         """
         on_gpu = torch.device(device).type == "cuda"
         known, tilings = measured(torch.cuda.get_device_capability(device) if on_gpu else (0, 0))
@@ -72,7 +74,7 @@ class FusedKernels(Products, Attention, Experts):
             tilings=tilings,
             always=decode,
         )
-        Experts.__init__(self, self.chain)
+        Experts.__init__(self, self.chain, experts)
 
     def locate_decode(
         self,
