@@ -59,7 +59,10 @@ def _longrope(fields: Fields, rope: Fields, pairs: int) -> RopeScaling:
     too; so the short ones are used, and the context ends where they do.
     """
     name = "original_max_position_embeddings"
-    original = (fields if rope.get(name) is None else rope).count(name)
+    place = fields if rope.get(name) is None else rope
+    original = place.count(name)
+    if original < 2:
+        raise place.invalid(name, "must be 2 or more")
     longest = fields.count("max_position_embeddings")
     factor = rope.number("factor", longest / original)
     usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0

@@ -90,6 +90,11 @@ def written(tmp_path: Path, family: str = "llama", **config: Any) -> Path:
         ("phi3", {"rope_scaling": LONGROPE | {"short_factor": [1]}}, "rope_scaling.short_factor"),
         (
             "phi3",
+            {"rope_scaling": LONGROPE, "original_max_position_embeddings": 1},
+            "original_max_position_embeddings: is 1; must be 2 or more",
+        ),
+        (
+            "phi3",
             {"rope_scaling": LONGROPE | {"short_factor": [0] * 6}},
             "rope_scaling.short_factor: is [0, 0, 0, 0, 0, 0]; must be a list of positive numbers",
         ),
