@@ -206,7 +206,7 @@ class Provisioner:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.front.exit_timeout_seconds + 1):
-                while any((await self._catalog.usage()).values()):
+                while any((await self._catalog.usage()).values()):  # noqa: ASYNC110
                     await asyncio.sleep(_USAGE_CHECK_SECONDS)  # nobody tells when it changes
 
     async def _end_requests(self) -> None:
