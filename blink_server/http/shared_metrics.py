@@ -1,9 +1,10 @@
 """One view of all workers' metrics, whichever of them is asked.
 
 Each worker counts in its own memory and answers on a Unix socket with a snapshot. Who is scraped
-asks the others and adds up. What a worker has told is also written to a file beside its socket, so
-that its counts outlive it: the arbiter folds a dead worker's file into one for all the dead. A
-worker that is killed loses what it counted since the last scrape, which nobody has seen.
+asks the others and adds up. What a worker has told, to others or in an answer of its own, is also
+written to a file beside its socket, so that its counts outlive it: the arbiter folds a dead
+worker's file into one for all the dead. A worker that is killed loses what it counted since the
+last scrape, which nobody has seen.
 
     <directory>/<pid>.sock, <pid>.json    of a worker
     <directory>/past.json                 of those that are gone
@@ -55,7 +56,7 @@ class SharedMetrics:
 
     def close(self) -> None:
         """Leave the last counts behind and answer no more."""
-        self._write()
+        self._write(_dump(self._collect()))
         if self._server is not None:
             self._server.close()
 
@@ -67,17 +68,20 @@ class SharedMetrics:
             others[name] if answer is None else answer
             for name, answer in zip(others, fresh, strict=True)
         ]
-        return _restored(_added_up([_dump(self._collect()), past, *told]))
+        own = _dump(self._collect())
+        self._write(own)  # before it is told: what a scrape has seen must outlive a kill
+        return _restored(_added_up([own, past, *told]))
 
     async def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
-            writer.write(self._write())
+            writer.write(self._write(_dump(self._collect())))
             await writer.drain()
         writer.close()
 
-    def _write(self) -> bytes:
-        text = json.dumps(_dump(self._collect())).encode()
-        _replace(self._directory / f"{self._name}.json", text)
+    def _write(self, own: Families) -> bytes:
+        text = json.dumps(own).encode()
+        with contextlib.suppress(OSError):  # a full disk must not end the telling
+            _replace(self._directory / f"{self._name}.json", text)
         return text
 
     def _read_files(self) -> tuple[Families, dict[str, Families]]:
@@ -110,8 +114,8 @@ def fold_worker(directory: Path, pid: int) -> None:
     with contextlib.suppress(OSError), _locked(directory, fcntl.LOCK_EX):
         total = _added_up([_read(directory / _PAST), _without_live(_read(left))])
         _replace(directory / _PAST, json.dumps(total).encode())
-        left.unlink(missing_ok=True)
-        (directory / f"{pid}.sock").unlink(missing_ok=True)
+        for path in directory.glob(f"{pid}.*"):
+            path.unlink()
 
 
 @contextlib.contextmanager

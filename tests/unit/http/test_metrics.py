@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
 
 from blink_server.backend import RequestTiming
@@ -60,10 +62,12 @@ def count(metrics: Metrics, request_id: str) -> None:
 
 
 @asynccontextmanager
-async def worker(directory: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+async def worker(
+    directory: Path, program: str = WORKER
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process that has counted and answers; it leaves when its input ends."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", WORKER, str(directory), str(Path(__file__).parent)),
+        *(sys.executable, "-c", program, str(directory), str(Path(__file__).parent)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -126,6 +130,32 @@ async def test_what_a_killed_one_has_told_is_never_taken_back(tmp_path: Path) ->
             process.send_signal(signal.SIGKILL)
             await process.wait()
             fold_worker(tmp_path, process.pid)
+        assert await value(metrics, TOKENS) == 4
+
+
+async def test_what_a_killed_one_has_answered_to_a_scrape_is_never_taken_back(
+    tmp_path: Path,
+) -> None:
+    scraped = WORKER.replace("print(", "await metrics.families(); print(")
+    async with started(tmp_path) as metrics, worker(tmp_path, scraped) as other:
+        other.kill()
+        await other.wait()
+        (tmp_path / f"{other.pid}.new").write_text("[")  # killed while it wrote
+        for _ in range(2):  # before and after the arbiter has seen it
+            assert await value(metrics, TOKENS) == 4
+            fold_worker(tmp_path, other.pid)
+        assert left_in(tmp_path) == {"lock", "past", str(os.getpid())}
+
+
+async def test_a_full_disk_does_not_end_the_telling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with started(tmp_path) as metrics:
+        count(metrics, "here")
+        monkeypatch.setattr(Path, "write_bytes", full)
         assert await value(metrics, TOKENS) == 4
 
 
