@@ -16,16 +16,21 @@ from blink_server.text.grammar.nfa import Nfa
 from blink_server.text.grammar.refusal import GrammarRefused
 
 _END = 256  # stands for the end of the text
+_BEGIN = 257  # and for its beginning
+_BEGINNING = "xyz"
 _SENTINEL = "\U0010ffff"  # no character
 _ANYTHING = "(?s:.)*"
 _ASCII_CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\x0b"}
 _ANCHORS = {"^", "$", r"\A", r"\z", r"\Z", r"\b", r"\B"}
+_LOOK_AROUND = ("(?=", "(?!", "(?<=", "(?<!")
+_REFERENCES = tuple("123456789k")
 _ESCAPES = {8: b"\\b", 9: b"\\t", 10: b"\\n", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}
 
 
 @functools.cache
 def _bytes_vocabulary() -> Vocabulary:
-    return Vocabulary(_END, {bytes([byte]): [byte] for byte in range(256)})
+    tokens = {bytes([byte]): [byte] for byte in range(256)}
+    return Vocabulary(_END, {**tokens, _BEGINNING.encode(): [_BEGIN]})
 
 
 def expression(nfa: Nfa, start: int, source: str, path: str) -> int:
@@ -47,9 +52,11 @@ def _embed(nfa: Nfa, start: int, source: str, path: str, *, escaped: bool) -> in
     try:
         # Behind a match the library's index loses characters of several bytes. So every match gets
         # an end that no text has, and what leads to it by that end is final.
-        index = Index(
-            f"(?:{_anchored(source, path, whole=not escaped)}){_SENTINEL}", _bytes_vocabulary()
-        )
+        # Its automaton also looks for matches that begin later, with sets of places that may be
+        # without number. It gives that up where an alternative of less worth has matched: at the
+        # first character of a beginning that is one token, so that the index has no state there.
+        inner = _anchored(source, path, whole=not escaped)
+        index = Index(f"{_BEGINNING}(?:{inner}){_SENTINEL}|{_BEGINNING[0]}", _bytes_vocabulary())
     except ValueError as error:
         raise GrammarRefused(path, f"cannot be compiled: {error}") from None
     transitions: dict[int, dict[int, int]] = index.get_transitions()
@@ -64,7 +71,7 @@ def _embed(nfa: Nfa, start: int, source: str, path: str, *, escaped: bool) -> in
         for _, run in groupby(enumerate(kept), lambda item: (item[1][0] - item[0], item[1][1])):
             members = [entry for _, entry in run]
             nfa.edge(states[state], members[0][0], members[-1][0], states[members[0][1]])
-    nfa.link(start, states[index.get_initial_state()])
+    nfa.link(start, states[transitions[index.get_initial_state()][_BEGIN]])
     end = nfa.state()
     last = set(index.get_final_states())
     for state in transitions:
@@ -81,6 +88,8 @@ def _anchored(source: str, path: str, *, whole: bool) -> str:
 
     Raises `GrammarRefused` for anchors within.
     """
+    if foreign := _foreign(source):
+        raise GrammarRefused(path, f"has {foreign}, which is not supported")
     parts = []
     for part in _alternatives(source):
         begins, ends = part.startswith("^"), part.endswith("$") and not _is_escaped(part)
@@ -91,6 +100,16 @@ def _anchored(source: str, path: str, *, whole: bool) -> str:
         before = "" if begins or whole else _ANYTHING
         parts.append(f"{before}(?:{_ascii(inner)}){'' if ends or whole else _ANYTHING}")
     return "|".join(parts)
+
+
+def _foreign(source: str) -> str | None:
+    """What other engines have and Rust's has not."""
+    outside = [token for token, in_class in _tokens(source) if not in_class]
+    references = [token for token in outside if token[0] == "\\" and token[1:] in _REFERENCES]
+    # An escaped parenthesis begins no group.
+    plain = "".join(token if len(token) == 1 else " " for token in outside)
+    groups = [group for group in _LOOK_AROUND if group in plain]
+    return next(iter(references + groups), None)
 
 
 def _is_escaped(part: str) -> bool:

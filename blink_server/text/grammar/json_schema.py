@@ -19,7 +19,6 @@ from blink_server.text.grammar.nfa import Nfa
 from blink_server.text.grammar.refusal import GrammarRefused
 from blink_server.text.grammar.schema_parts import (
     ANNOTATIONS,
-    GENERAL,
     Place,
     Schema,
     are_disjoint,
@@ -88,6 +87,7 @@ class JsonSchema:
         if place.depth > _DEEPEST_SCHEMA:
             raise GrammarRefused(place.path, f"is nested more than {_DEEPEST_SCHEMA} deep")
         check_keywords(schema, place.path)
+        self._check_id(schema.get("$id"), place.path)
         combined: dict[str, Callable[[Any, Schema, int, Place], int | None]] = {
             "$ref": self._ref,
             "allOf": self._all_of,
@@ -107,6 +107,12 @@ class JsonSchema:
             lambda kind, begin, _: self._types.add(kind, schema, begin, place),
             start,
         )
+
+    def _check_id(self, identifier: Any, path: str) -> None:
+        """References within a schema that is a document of its own would lead elsewhere."""
+        whole = self._root.get("$id") if isinstance(self._root, dict) else None
+        if identifier not in (None, whole) and not identifier.startswith("#"):
+            raise GrammarRefused(joined(path, "$id"), "is held at the root only")
 
     def _any_branch(
         self, branches: Any, add: Callable[[Any, int, int], int | None], start: int
@@ -178,7 +184,7 @@ class JsonSchema:
         return self._resolve(part["$ref"], place.path) if plain else part
 
     def _enum(self, values: Any, schema: Schema, start: int, place: Place) -> int | None:
-        checked = {k: v for k, v in schema.items() if k not in ANNOTATIONS and k not in GENERAL}
+        checked = {k: v for k, v in schema.items() if k not in ANNOTATIONS and k != "type"}
         if "type" in schema:
             checked["type"] = [*types_of(schema, place.path)]
         validator = Draft202012Validator(checked)

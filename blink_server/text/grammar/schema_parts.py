@@ -53,6 +53,11 @@ KEYWORDS_OF: Mapping[str, frozenset[str]] = {
 }
 GENERAL = frozenset({"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"})
 KNOWN = ANNOTATIONS | GENERAL | frozenset().union(*KEYWORDS_OF.values())
+ABOUT_THE_REST: Mapping[str, tuple[str, ...]] = {
+    "additionalProperties": ("properties", "patternProperties"),
+    "items": ("prefixItems",),
+}
+"""Keywords about what others of the same schema, and of no other one, leave."""
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 
 
@@ -92,7 +97,7 @@ def joined(path: str, *names: str | int) -> str:
 
 def resolve(root: Any, reference: Any, path: str) -> Any:
     """What a "#/..." reference means. Raises `GrammarRefused`."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise GrammarRefused(path, f"{short(reference)} is not in this schema: use #/$defs/...")
     found = root
     for step in reference[1:].split("/")[1:]:
@@ -111,6 +116,12 @@ def conjunction(schemas: Sequence[Schema], path: str) -> dict[str, Any]:
 
     Raises `GrammarRefused` for keywords that would have to be intersected.
     """
+    for rest, others in ABOUT_THE_REST.items():
+        for one in schemas:
+            if one.get(rest, True) in (True, {}):
+                continue
+            if any(_names_more(schema, one, name) for schema in schemas for name in others):
+                raise GrammarRefused(joined(path, rest), "is about what a schema beside it names")
     merged: dict[str, Any] = {}
     for schema in schemas:
         for name, value in schema.items():
@@ -125,6 +136,13 @@ def conjunction(schemas: Sequence[Schema], path: str) -> dict[str, Any]:
             else:
                 raise GrammarRefused(joined(path, name), "is demanded twice, in different ways")
     return merged
+
+
+def _names_more(schema: Schema, one: Schema, keyword: str) -> bool:
+    given, known = schema.get(keyword, ()), one.get(keyword, ())
+    if isinstance(given, list):
+        return len(given) > len(known)
+    return any(name not in known for name in given)
 
 
 def _agree(one: Any, other: Any) -> bool:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blink_server.text.grammar.constraint import any_of, repeat, sequence, text
+from blink_server.text.grammar.refusal import GrammarRefused
 from blink_server.text.grammar.specs import compile_spec
 
 EXPRESSIONS = [
@@ -25,9 +26,10 @@ EXPRESSIONS = [
     r"\\",
     r"é.",
     r"(?:a|)b",
+    r"xyz|x",
 ]
 ANCHORED = (r"^ab$", r"^a|b$")  # Python's $ also matches before a line feed
-TEXTS = st.text(st.sampled_from('abc|^$12-\\"é字\n '), max_size=5)
+TEXTS = st.text(st.sampled_from('abcxyz|^$12-\\"é字\n '), max_size=5)
 
 
 @pytest.mark.parametrize("source", EXPRESSIONS)
@@ -75,3 +77,27 @@ def test_specs_are_put_together() -> None:
         assert automaton.accepts(accepted)
     for refused in (b"a", b"ac", b"abbb", b"abd "):
         assert not automaton.accepts(refused)
+
+
+@pytest.mark.parametrize("source", [r"[a-z][a-z0-9_]{0,62}", r"[^,]{1,60}", r".{0,60}"])
+def test_bounded_repeats_take_states_in_proportion(source: str) -> None:
+    automaton = compile_spec({"type": "regex", "source": source})
+    assert len(automaton.next) < 1000
+    for candidate in ("a" * 60, "a" * 70, "a0", ""):
+        matched = re.fullmatch(source, candidate) is not None
+        assert automaton.accepts(candidate.encode()) == matched
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [(r"(a)\1", r"\1"), ("a(?!b)", "(?!"), ("(?<=a)b", "(?<="), ("x(?=a)", "(?=")],
+)
+def test_what_rust_has_not_is_refused_by_name(source: str, named: str) -> None:
+    with pytest.raises(GrammarRefused) as refused:
+        compile_spec({"type": "regex", "source": source, "path": "guided_regex"})
+    assert str(refused.value) == f"guided_regex: has {named}, which is not supported"
+
+
+@pytest.mark.parametrize("source", [r"\(?=b", "[(?=]", r"\\1", "(?P<n>a)"])
+def test_what_only_looks_like_it_is_not(source: str) -> None:
+    assert compile_spec({"type": "regex", "source": source}).accepting.any()

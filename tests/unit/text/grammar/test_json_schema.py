@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 
 from blink_server.testing.random_schemas import SCHEMAS, rooted
 from blink_server.text.grammar.automaton import Automaton
+from blink_server.text.grammar.json_types import FORMATS
 from blink_server.text.grammar.refusal import GrammarRefused
 
 Compile = Callable[[Any], Automaton]
@@ -124,6 +125,30 @@ REFUSED: list[tuple[Any, str]] = [
     ({"enum": [float("inf")]}, "Out of range"),
     (False, "schema"),
     ({"enum": ["a"], "type": "integer"}, "schema"),
+    ({"const": 1, "enum": [2]}, "schema"),
+    ({"allOf": [{"enum": [1]}, {"const": 2}]}, "schema"),
+    ({"$ref": "#anchor"}, "schema.$ref: '#anchor' is not in this schema"),
+    ({"$id": "a", "properties": {"b": {"$id": "b", "const": 1}}}, "schema.properties.b.$id"),
+    (
+        {"allOf": [{"additionalProperties": False}, {"properties": {"a": {}}}]},
+        "schema.allOf.additionalProperties",
+    ),
+    (
+        {
+            "properties": {"a": {}},
+            "additionalProperties": {"type": "null"},
+            "anyOf": [{"properties": {"b": {}}}],
+        },
+        "schema.anyOf.0.additionalProperties",
+    ),
+    (
+        {"allOf": [{"additionalProperties": False}, {"patternProperties": {"^a": {}}}]},
+        "schema.allOf.additionalProperties",
+    ),
+    (
+        {"allOf": [{"items": {"type": "null"}}, {"prefixItems": [{"const": 1}]}]},
+        "schema.allOf.items",
+    ),
 ]
 
 
@@ -134,6 +159,31 @@ def test_what_cannot_be_held_is_refused_by_name(
     with pytest.raises((GrammarRefused, ValueError)) as refused:
         schema_automaton(schema)
     assert str(refused.value).startswith(named)
+
+
+def test_branches_may_demand_more_of_what_is_named(schema_automaton: Compile) -> None:
+    flag = {"type": "boolean"}
+    schema = {
+        "$id": "whole",
+        "properties": {"a": flag, "b": flag},
+        "additionalProperties": False,
+        "anyOf": [{"required": ["a"]}, {"properties": {"b": {"type": "boolean"}}}],
+        "required": ["b"],
+    }
+    automaton = schema_automaton({"type": "object", **schema})
+    assert automaton.accepts(b'{"a":true,"b":false}')
+    assert not automaton.accepts(b'{"a":true}')
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_every_format_can_be_held(schema_automaton: Compile, walk: Walk, name: str) -> None:
+    schema = {"type": "string", "format": name}
+    automaton = schema_automaton(schema)
+    texts = [walk(automaton, random.Random(seed)) for seed in range(20)]
+    validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    assert any(texts)
+    for text in filter(None, texts):
+        validator.validate(json.loads(text))
 
 
 def test_deep_schemas_are_refused(schema_automaton: Compile) -> None:
