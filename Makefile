@@ -52,7 +52,7 @@ stop:
 	@if [ -x $(BIN)/python ]; then $(BIN)/python tools/demo.py stop; fi
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-all: lint
 	$(BIN)/python -m pytest -m "not gpu and not rdma"

@@ -87,6 +87,7 @@ def test_every_flag_of_the_other_commands_is_named(path: str, text: str) -> None
 
 def test_no_command_is_forgotten() -> None:
     assert set(COMMANDS) == {
+        "bench",
         "check",
         "frontend",
         "import",
