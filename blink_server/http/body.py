@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any, NoReturn
+from typing import Any
 
 import falcon.asgi
 
 from blink_server.errors import InvalidRequest
 from blink_server.http.errors import PayloadTooLarge, SlowBody
+from blink_server.http.json_values import parse
 from blink_server.http.settings import ServerSettings
 
 
@@ -29,9 +29,7 @@ async def read_object(
         )
     try:
         content = await read_bytes(request, settings)
-        body = {} if empty and not content else json.loads(content, parse_constant=_refuse_constant)
-    except RecursionError as error:
-        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from error
+        body = {} if empty and not content else parse(content)
     except ValueError as error:
         raise InvalidRequest(f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(body, dict):
@@ -60,7 +58,3 @@ async def _read_within(request: falcon.asgi.Request, most_bytes: int) -> bytes:
     if size > most_bytes:
         raise PayloadTooLarge(f"the body is larger than {most_bytes} bytes")
     return b"".join(chunks)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from blink_server.http.fields import (
     string,
     text,
 )
+from blink_server.http.json_values import parse
 from blink_server.text.grammar.constraint import Constraint, Spec
 
 MAX_CHOICES = 10_000
@@ -39,7 +39,7 @@ def _schema(value: Any, path: str) -> Any:
     """A JSON Schema, also as text."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = parse(value)
         except ValueError as error:
             raise InvalidRequest(f"{path} is no JSON: {error}", param=path) from None
     if not isinstance(value, dict | bool):

@@ -5,13 +5,13 @@ The names are those of Triton's vLLM backend, and the TensorRT-LLM backend's whe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from blink_server.errors import InvalidRequest
 from blink_server.http.fields import Schema
+from blink_server.http.json_values import parse
 from blink_server.http.openai_fields import completion_table
 from blink_server.http.openai_requests import CompletionRequest, parse_completion
 
@@ -110,7 +110,7 @@ def _sampling_parameters(value: Any) -> dict[str, Any]:
     """A JSON object, as such or as text."""
     if isinstance(value, str):
         try:
-            value = json.loads(value or "{}")
+            value = parse(value or "{}")
         except ValueError:
             value = None
     if not isinstance(value, dict):

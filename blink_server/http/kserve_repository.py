@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal
 
 import falcon.asgi
@@ -12,6 +11,7 @@ from blink_server.errors import BlinkError, InvalidRequest, Unavailable
 from blink_server.http.auth import AdminKeys
 from blink_server.http.body import read_object
 from blink_server.http.errors import NotFound
+from blink_server.http.json_values import parse
 from blink_server.http.kserve_models import reply
 from blink_server.http.models import ModelDirectory
 from blink_server.http.settings import ServerSettings
@@ -70,7 +70,7 @@ class RepositoryModelResource:
         config, force = parameters.get("config"), parameters.get("force", False)
         if isinstance(config, str):
             try:
-                config = json.loads(config)
+                config = parse(config)
             except ValueError as error:
                 raise InvalidRequest(f"config is not JSON: {error}", param="config") from None
         if config is not None and not isinstance(config, dict):

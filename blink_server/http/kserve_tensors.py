@@ -6,7 +6,6 @@ the order of the inputs. An element of BYTES is its length (32 bits, little endi
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from blink_server.errors import InvalidRequest
+from blink_server.http.json_values import parse
 
 HEADER = "Inference-Header-Content-Length"
 
@@ -52,8 +52,8 @@ def split_body(body: bytes, header_length: str | None) -> tuple[dict[str, Any], 
             raise InvalidRequest(f"{HEADER} is {header_length!r}; it must be the JSON's length")
         length = int(header_length)
     try:
-        document = json.loads(body[:length])
-    except (ValueError, RecursionError) as error:
+        document = parse(body[:length])
+    except ValueError as error:
         raise InvalidRequest(f"the body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(document, dict):
         raise InvalidRequest("the body must be a JSON object", code="invalid_json")

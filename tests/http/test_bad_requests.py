@@ -122,6 +122,7 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
     ({"guided_choice": []}, "guided_choice"),
     ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": "[" * 100_000}, "guided_json"),
     ({"guided_json": {"multipleOf": 3}}, "guided_json"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
 ]
