@@ -23,5 +23,5 @@ def test_more_levels_are_refused(levels: int) -> None:
 
 @pytest.mark.parametrize("text", ["NaN", '{"a": -Infinity}', "{", b"\xff"])
 def test_what_is_no_json_is_refused(text: str | bytes) -> None:
-    with pytest.raises(ValueError, match="JSON|Expecting|decode"):
+    with pytest.raises(ValueError, match=r"JSON|Expecting|decode"):
         parse(text)
