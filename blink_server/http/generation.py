@@ -29,6 +29,7 @@ from blink_server.http.prepare import (
 from blink_server.http.settings import ServerSettings
 from blink_server.http.text_parts import TextParts
 from blink_server.http.wire import Used
+from blink_server.logs import current_request_id
 
 
 class Generation:
@@ -88,7 +89,7 @@ class Generation:
                     self._metrics,
                     operation=self._operation,
                     received_ns=self._received_ns,
-                    request_id=self._request_id,
+                    request_id=current_request_id.get(),
                     trace_id=self._trace_id,
                 )
                 self.choices.append(choice)

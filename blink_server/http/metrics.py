@@ -33,6 +33,7 @@ class FinishedRequest:
 
     `operation`: "chat" or "text_completion". `outcome`: "stop", "length", "abort" (the client went
     away) or "error". `timing`: the scheduler's time stamps, None where the end was not waited for.
+    `request_id`: what the header `X-Request-Id` and log lines say.
     """
 
     model: str

@@ -58,6 +58,7 @@ class TextAnswers:
         if tracer is not None:
             trace = tracer.begin(
                 traceparent=req.get_header("traceparent"),
+                request_id=record_of(req).request_id,
                 operation=wire.operation,
                 model=request.model[:MOST_LOGGED],
                 received_ns=received_ns,

@@ -109,9 +109,18 @@ class Tracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(
-        self, *, traceparent: str | None, operation: str, model: str, received_ns: int
+        self,
+        *,
+        traceparent: str | None,
+        request_id: str,
+        operation: str,
+        model: str,
+        received_ns: int,
     ) -> RequestTrace:
-        """A request came at `received_ns`, CLOCK_MONOTONIC; `traceparent` is its header."""
+        """A request came at `received_ns`, CLOCK_MONOTONIC; `traceparent` is its header.
+
+        `request_id`: what its `X-Request-Id` says.
+        """
         carrier = {} if traceparent is None else {"traceparent": traceparent}
         wall_offset_ns = time.time_ns() - time.monotonic_ns()
         span = self._tracer.start_span(
@@ -122,6 +131,7 @@ class Tracer:
                 "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": "blink",
                 "gen_ai.request.model": model,
+                "blink.request_id": request_id,
             },
             start_time=received_ns + wall_offset_ns,
         )

@@ -18,6 +18,7 @@ _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320,
 _TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 _CHOICES = (1, 2, 5, 10, 20)
 _MODEL = ("model_name",)
+_LONGEST_EXEMPLAR = 128  # characters of all names and values: OpenMetrics' limit
 
 
 class VllmMetrics:
@@ -107,9 +108,7 @@ class VllmMetrics:
         self._ended.labels(model, finished.outcome).inc()
         self._prompt_of.labels(model).observe(finished.prompt_tokens)
         self._generated_of.labels(model).observe(finished.generated_tokens)
-        # Who sees a slow bucket finds one of its requests in the logs and traces.
-        told = {"request_id": finished.request_id, "trace_id": finished.trace_id}
-        exemplar = {name: value for name, value in told.items() if value} or None
+        exemplar = _exemplar(finished)
         self._whole.labels(model).observe(finished.seconds, exemplar)
         if (first := finished.first_token_seconds) is not None:
             self._first_token.labels(model).observe(first, exemplar)
@@ -133,3 +132,12 @@ class VllmMetrics:
         self._longest.labels(model).observe(longest)
         if max_tokens is not None:
             self._max_tokens.labels(model).observe(max_tokens)
+
+
+def _exemplar(finished: FinishedRequest) -> dict[str, str] | None:
+    """Who sees a slow bucket finds one of its requests in the logs and traces."""
+    told = {"request_id": finished.request_id, "trace_id": finished.trace_id}
+    told = {name: value for name, value in told.items() if value}
+    if sum(map(len, (*told, *told.values()))) > _LONGEST_EXEMPLAR:
+        del told["request_id"]  # its client chose it
+    return told or None

@@ -36,6 +36,17 @@ def spans(worker: Any) -> Any:
     return exporter
 
 
+async def exemplars(worker: Any, label: str) -> set[str | None]:
+    """What all exemplars say of `label`."""
+    metrics = await worker.get("/metrics", headers={"Accept": "application/openmetrics-text"})
+    return {
+        sample.exemplar.labels.get(label)
+        for family in parse(metrics.text)  # type: ignore[no-untyped-call]
+        for sample in family.samples
+        if sample.exemplar is not None
+    }
+
+
 async def test_a_request_is_one_span_with_what_it_waited_for(worker: Any, spans: Any) -> None:
     worker.serve("hello")
     answer = await worker.chat("Hi")
@@ -65,14 +76,27 @@ async def test_a_caller_s_trace_is_gone_on_with(worker: Any, spans: Any) -> None
     root = spans.get_finished_spans()[-1]
     assert format(root.context.trace_id, "032x") == TRACE_ID
     assert format(root.parent.span_id, "016x") == PARENT_ID
-    metrics = await worker.get("/metrics", headers={"Accept": "application/openmetrics-text"})
-    exemplars = [
-        sample.exemplar.labels["trace_id"]
-        for family in parse(metrics.text)  # type: ignore[no-untyped-call]
-        for sample in family.samples
-        if sample.exemplar is not None
-    ]
-    assert set(exemplars) == {TRACE_ID}
+    assert await exemplars(worker, "trace_id") == {TRACE_ID}
+
+
+async def test_one_id_tells_a_request_in_its_header_its_spans_and_exemplars(
+    worker: Any, spans: Any
+) -> None:
+    worker.serve("hello")
+    body = {"model": "tiny", "prompt": "Hi"}
+    answer = await worker.post("/v1/completions", body, headers={"X-Request-Id": "mine-1"})
+    assert answer.headers["x-request-id"] == "mine-1"
+    assert {s.attributes["blink.request_id"] for s in spans.get_finished_spans()} == {"mine-1"}
+    assert await exemplars(worker, "request_id") == {"mine-1"}
+
+
+async def test_an_id_too_long_for_an_exemplar_is_left_out(worker: Any, spans: Any) -> None:
+    worker.serve("hello")
+    body = {"model": "tiny", "prompt": "Hi"}
+    headers = {"X-Request-Id": "x" * 128, **PARENT}
+    assert (await worker.post("/v1/completions", body, headers=headers)).status_code == 200
+    assert await exemplars(worker, "request_id") == {None}
+    assert await exemplars(worker, "trace_id") == {TRACE_ID}
 
 
 @pytest.mark.parametrize("header", ["", "00-zz", f"00-{'0' * 32}-{PARENT_ID}-01"])
