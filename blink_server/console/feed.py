@@ -146,7 +146,7 @@ class ConsoleFeed:
             await asyncio.sleep(max(_UPDATE_SECONDS, _VIEWER_SECONDS * len(self._viewers)))
 
     def _read(self) -> State:
-        return {"server": str(self._directory.server), **snapshot(self._directory, self._state)}
+        return snapshot(self._directory, self._state)
 
 
 def _event(name: str, state: State) -> bytes:

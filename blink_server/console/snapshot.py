@@ -1,5 +1,6 @@
 """The state that the console shows, as plain JSON, and what of it has changed.
 
+    server      that of the catalog, or UNAVAILABLE where no version serves that ought to
     models      {"name:1": {"epoch", "state", "reason", "aliases", "serves"}}
     rings       {"name:1": {"slots", "per_range", "cells": {slot: [state, ticket, tokens, since]}}}
     schedulers  {"name:1": the numbers of `SchedulerStats`}
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from blink_server.backend import SchedulerStats, SlotTable
+from blink_server.http.model_entry import ServerState
 from blink_server.http.models import ModelDirectory
 
 State = dict[str, Any]
@@ -27,7 +29,13 @@ State = dict[str, Any]
 def snapshot(directory: ModelDirectory, before: State) -> State:
     """Everything as of now. `before`: the state before, so that times do not flicker."""
     rings = before.get("rings", {})
-    state: State = {"models": {}, "rings": {}, "schedulers": {}, "graphs": {}}
+    state: State = {
+        "server": _server(directory),
+        "models": {},
+        "rings": {},
+        "schedulers": {},
+        "graphs": {},
+    }
     for entry in (*directory.entries, *directory.without_version):
         name = entry.version.key
         state["models"][name] = {
@@ -37,9 +45,7 @@ def snapshot(directory: ModelDirectory, before: State) -> State:
             "aliases": list(entry.aliases),
             "serves": entry.serves,
         }
-        if entry.session is None:
-            continue
-        table, stats = entry.session.slots(), entry.session.stats()
+        table, stats = entry.slots(), entry.stats()
         if table is not None:
             state["rings"][name] = _ring(table, rings.get(name, {}).get("cells", {}))
         if stats is not None:
@@ -49,6 +55,13 @@ def snapshot(directory: ModelDirectory, before: State) -> State:
                 for graph in stats.graphs
             }
     return state
+
+
+def _server(directory: ModelDirectory) -> str:
+    entries, server = directory.entries, directory.server
+    if server is ServerState.READY and entries and not any(entry.serves for entry in entries):
+        return "UNAVAILABLE"
+    return str(server)
 
 
 def _ring(table: SlotTable, before: State) -> State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
@@ -46,6 +46,7 @@ class ModelEntry:
     created: int = 0
     awaited: bool = False
     load_seconds: float = 0.0
+    _failed: set[str] = field(default_factory=set, init=False, repr=False)
 
     @property
     def key(self) -> EndpointKey:
@@ -58,18 +59,20 @@ class ModelEntry:
 
     def stats(self) -> SchedulerStats | None:
         """Of its scheduler; None where there is none, or its backend fails to tell."""
-        return None if self.session is None else self._told(self.session.stats)
+        return None if self.session is None else self._told("stats", self.session.stats)
 
     def slots(self) -> SlotTable | None:
         """Of its ring, likewise."""
-        return None if self.session is None else self._told(self.session.slots)
+        return None if self.session is None else self._told("slots", self.session.slots)
 
-    def _told(self, ask: Callable[[], T | None]) -> T | None:
+    def _told(self, what: str, ask: Callable[[], T | None]) -> T | None:
         # What is wrong with one backend must not keep others' metrics from being told.
         try:
             return ask()
         except Exception as error:
-            log.exception("%s: its session met a defect%s", self.key, of_plugin(error))
+            if what not in self._failed:  # the console asks ten times a second
+                self._failed.add(what)
+                log.exception("%s: its session met a defect%s", self.key, of_plugin(error))
             return None
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from blink_server.backend import SLOT_STATES, ModelVersion, SessionLimits, SlotTable
 from blink_server.console.snapshot import changes, snapshot
-from blink_server.http.model_entry import ModelEntry
+from blink_server.http.model_entry import ModelEntry, ServerState
 from blink_server.http.models import ModelDirectory
 from blink_server.repository.harness import State
 from blink_server.testing.fake_backend import FakeSession
@@ -113,3 +113,33 @@ def test_versions_are_told_with_state_reason_and_epoch(directory: ModelDirectory
             "serves": False,
         },
     }
+
+
+def test_a_session_that_fails_to_tell_leaves_the_rest_and_is_logged_once(
+    directory: ModelDirectory,
+    session: FakeSession,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(session, "stats", lambda: 1 / 0)
+    states = [snapshot(directory, {}) for _ in range(3)]
+    assert all("m:2" in state["models"] and not state["schedulers"] for state in states)
+    assert caplog.text.count("its session met a defect") == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "server", "told"),
+    [
+        (State.UNAVAILABLE, ServerState.READY, "UNAVAILABLE"),
+        (State.LOADING, ServerState.STARTING, "STARTING"),
+        (State.UNAVAILABLE, ServerState.DRAINING, "DRAINING"),
+        (None, ServerState.READY, "READY"),
+    ],
+)
+def test_a_server_without_a_version_that_serves_is_not_called_ready(
+    state: State | None, server: ServerState, told: str
+) -> None:
+    directory = ModelDirectory()
+    version = ModelVersion("m", 1, None, {})  # type: ignore[arg-type]
+    directory.publish([ModelEntry(version, 1, state)] if state else [], server=server)
+    assert snapshot(directory, {})["server"] == told
