@@ -58,7 +58,9 @@ def _embed(nfa: Nfa, start: int, source: str, path: str, *, escaped: bool) -> in
         inner = _anchored(source, path, whole=not escaped)
         index = Index(f"{_BEGINNING}(?:{inner}){_SENTINEL}|{_BEGINNING[0]}", _bytes_vocabulary())
     except ValueError as error:
-        raise GrammarRefused(path, f"cannot be compiled: {error}") from None
+        nothing = "Found no transitions" in str(error)
+        reason = "matches no text" if nothing else f"cannot be compiled: {error}"
+        raise GrammarRefused(path, reason) from None
     transitions: dict[int, dict[int, int]] = index.get_transitions()
     states = {state: nfa.state() for state in transitions}
     for state, moves in transitions.items():

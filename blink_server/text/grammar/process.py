@@ -7,7 +7,8 @@ Frames on standard input and output: a length of 4 bytes, then JSON. In: a const
     {"states": n, "classes": n, "digest": "..."}, followed by the arrays of the automaton
 
 It is given its time in seconds and its memory in bytes as arguments. Where Python can notice that
-the time is over, it says what took it; else the one who waits for the answer ends the process.
+the time is over, it says what took it; else the one who waits for the answer ends the process. If
+he is no longer there, the system does.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from blink_server.text.grammar.frames import LENGTH, pack, pack_automaton
 from blink_server.text.grammar.nfa import Nfa
 from blink_server.text.grammar.refusal import GrammarRefused
 from blink_server.text.grammar.specs import compile_spec
+
+_OVERTIME_SECONDS = 0.5  # longer than whoever waits gives it
 
 
 class _TimeIsOver(Exception):
@@ -44,6 +47,7 @@ class _ReportingNfa(Nfa):
 def _answer(spec: Any, output: BinaryIO, seconds: float) -> bytes:
     nfa = _ReportingNfa(output)
     signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds + _OVERTIME_SECONDS)  # ends the process
     try:
         automaton = compile_spec(spec, nfa)
     except GrammarRefused as refused:
@@ -57,6 +61,7 @@ def _answer(spec: Any, output: BinaryIO, seconds: float) -> bytes:
         return pack({"refused": {"path": nfa.where, "reason": "is too large to compile"}})
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     return pack_automaton(automaton)
 
 

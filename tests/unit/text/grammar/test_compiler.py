@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,6 +15,7 @@ from blink_server.testing.tiny_tokenizer import byte_level_tokenizer
 from blink_server.text.grammar import compiler as compiler_module
 from blink_server.text.grammar.compiler import GrammarCompiler
 from blink_server.text.grammar.constraint import Constraint
+from blink_server.text.grammar.frames import pack
 from blink_server.text.tokenizers import HuggingFaceTokenizer
 
 ENDLESS = "(a|b)*a(a|b){40}"
@@ -106,3 +110,11 @@ async def test_special_tokens_are_no_text_unless_they_are_shown(compiler: Gramma
     for grammar, expected in ((hidden, b""), (shown, b"<|im_end|>")):
         start, end = grammar.tokens.offsets[special : special + 2].tolist()
         assert grammar.tokens.data[start:end].tobytes() == expected
+
+
+def test_a_compiler_whose_worker_is_gone_ends_by_itself() -> None:
+    slow = {"type": "regex", "source": ENDLESS, "path": "guided_regex"}
+    module = "blink_server.text.grammar.process"
+    command = [sys.executable, "-m", module, "0.1", str(4 << 30)]
+    ended = subprocess.run(command, input=pack(slow), capture_output=True, check=False, timeout=60)
+    assert ended.returncode == -signal.SIGPROF

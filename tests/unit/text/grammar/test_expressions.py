@@ -101,3 +101,8 @@ def test_what_rust_has_not_is_refused_by_name(source: str, named: str) -> None:
 @pytest.mark.parametrize("source", [r"\(?=b", "[(?=]", r"\\1", "(?P<n>a)"])
 def test_what_only_looks_like_it_is_not(source: str) -> None:
     assert compile_spec({"type": "regex", "source": source}).accepting.any()
+
+
+def test_an_expression_of_nothing_is_refused_in_its_own_words() -> None:
+    with pytest.raises(GrammarRefused, match=r"^guided_regex: matches no text$"):
+        compile_spec({"type": "regex", "source": r"[^\s\S]", "path": "guided_regex"})
