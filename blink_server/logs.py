@@ -37,19 +37,21 @@ _runners = logging.getLogger("blink_server.runners")
 
 
 def configure_logging() -> None:
-    """Log to standard error as the environment says; warnings at least from libraries."""
+    """Log to standard error as the environment says; of libraries nothing below warnings."""
     handler = logging.StreamHandler()
     handler.addFilter(_add_request_id)
     form = os.environ.get(FORM_VARIABLE, "human")
     handler.setFormatter(_Json() if form == "json" else logging.Formatter(_HUMAN))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.basicConfig(handlers=[handler], force=True)
     set_level(os.environ.get(LEVEL_VARIABLE, "info"))
 
 
 def set_level(level: str) -> None:
     """Log from `level`, one of `LEVELS`, up; processes started from now on do so too."""
     os.environ[LEVEL_VARIABLE] = level
-    logging.getLogger("blink_server").setLevel(level.upper())
+    number = logging.getLevelNamesMapping()[level.upper()]
+    logging.getLogger("blink_server").setLevel(number)
+    logging.getLogger().setLevel(max(number, logging.WARNING))
 
 
 def pass_on(runner: str, line: str) -> None:

@@ -97,3 +97,15 @@ def test_the_level_changes_at_once_and_for_what_is_started_later(
     [line] = written(capsys)
     assert line.endswith("DEBUG   told")
     assert os.environ[LEVEL_VARIABLE] == "debug"
+
+
+def test_libraries_are_no_louder_than_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging()
+    library = logging.getLogger("some.library")
+    told = []
+    for level in ("debug", "warning", "error"):
+        set_level(level)
+        library.info("detail")
+        library.warning("trouble")
+        told.append(len(written(capsys)))
+    assert told == [1, 1, 0]
