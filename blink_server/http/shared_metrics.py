@@ -64,6 +64,9 @@ class SharedMetrics:
         """Everybody's metrics, added up."""
         past, others = await asyncio.to_thread(self._read_files)
         fresh = await asyncio.gather(*(self._ask(name) for name in others))
+        for name, answer in zip(others, fresh, strict=True):
+            if answer is None and _gone(int(name)):
+                await asyncio.to_thread(fold_worker, self._directory, int(name))
         told = [
             others[name] if answer is None else answer
             for name, answer in zip(others, fresh, strict=True)
@@ -109,13 +112,26 @@ class SharedMetrics:
 
 
 def fold_worker(directory: Path, pid: int) -> None:
-    """Add a dead worker's counts to those of all the dead. For the arbiter alone."""
+    """Add a dead worker's counts to those of all the dead. Twice is once.
+
+    The arbiter does so; whoever is scraped does it for the workers of an arbiter that was killed.
+    """
     left = directory / f"{pid}.json"
     with contextlib.suppress(OSError), _locked(directory, fcntl.LOCK_EX):
         total = _added_up([_read(directory / _PAST), _without_live(_read(left))])
         _replace(directory / _PAST, json.dumps(total).encode())
         for path in directory.glob(f"{pid}.*"):
             path.unlink()
+
+
+def _gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
 
 
 @contextlib.contextmanager

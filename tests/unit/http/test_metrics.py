@@ -147,6 +147,16 @@ async def test_what_a_killed_one_has_answered_to_a_scrape_is_never_taken_back(
         assert left_in(tmp_path) == {"lock", "past", str(os.getpid())}
 
 
+async def test_one_whose_arbiter_is_gone_too_leaves_no_files(tmp_path: Path) -> None:
+    async with started(tmp_path) as metrics, worker(tmp_path) as other:
+        assert await value(metrics, TOKENS) == 4
+        other.kill()
+        await other.wait()
+        for _ in range(2):
+            assert await value(metrics, TOKENS) == 4
+            assert left_in(tmp_path) == {"lock", "past", str(os.getpid())}
+
+
 async def test_a_full_disk_does_not_end_the_telling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
