@@ -11,6 +11,7 @@ batches by a thread of the library; a collector that is down costs requests noth
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from blink_server.http.metrics import FinishedRequest
 
-_CLOSE_MILLISECONDS = 2000
+_CLOSE_SECONDS = 2.0
 
 
 class RequestTrace:
@@ -139,14 +140,16 @@ class Tracer:
 
     def close(self) -> None:
         """Export what is left, for two seconds at most. It blocks."""
-        self._provider.force_flush(_CLOSE_MILLISECONDS)
-        self._provider.shutdown()
+        # The library waits for a collector that hangs as long as its exporter does.
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(_CLOSE_SECONDS)
 
 
 def otlp_tracer(endpoint: str, version: str) -> Tracer:
     """A tracer that exports to an OTLP collector over HTTP; `endpoint`: its base URL."""
     resource = Resource.create({"service.name": "blink-server", "service.version": version})
-    provider = TracerProvider(resource=resource)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=5)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return Tracer(provider)

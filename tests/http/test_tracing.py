@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,8 +12,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    SimpleSpanProcessor,
+    SpanExportResult,
+)
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
 
@@ -23,6 +28,7 @@ from blink_server.testing.fake_backend import TIMING
 from blink_server.testing.otlp_collector import OtlpCollector, otlp_collector
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+LIMIT_SECONDS = 20
 PARENT = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}
 
 
@@ -121,6 +127,26 @@ async def test_a_failure_is_the_span_s_status(worker: Any, spans: Any) -> None:
     root = spans.get_finished_spans()[-1]
     assert not root.status.is_ok
     assert [span.name for span in spans.get_finished_spans()] == ["tokenise", root.name]
+
+
+def test_a_collector_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blink_server.http.tracing._CLOSE_SECONDS", 0.1)
+    answers, asked = threading.Event(), threading.Event()
+
+    class Hanging(InMemorySpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            asked.set()
+            answers.wait(LIMIT_SECONDS)
+            return super().export(spans)
+
+    exporter = Hanging()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    provider.get_tracer("test").start_span("the last").end()
+    Tracer(provider).close()
+    assert exporter.get_finished_spans() == ()
+    assert asked.wait(LIMIT_SECONDS)
+    answers.set()
 
 
 def finished(submitted: int, timing: RequestTiming, first: int, end: int) -> FinishedRequest:
