@@ -95,7 +95,10 @@ class Provisioner:
             loop.add_signal_handler(number, self._signalled, number)
         options = self._options
         reader = RepositoryReader(
-            options.repositories, self._plugins, Settling(options.settle_seconds)
+            options.repositories,
+            self._plugins,
+            Settling(options.settle_seconds),
+            check_seconds=options.limits.load,
         )
         explicit = options.control is ControlMode.EXPLICIT
         asked = {name: LoadRequest() for name in options.load_models}

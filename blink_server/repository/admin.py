@@ -32,6 +32,7 @@ from blink_server.repository.wanted import WantedSet
 log = logging.getLogger(__name__)
 
 _REACH_SECONDS = 10.0
+_CHECK_AGAIN = 0.2
 
 
 class ControlMode(StrEnum):
@@ -101,6 +102,9 @@ class Admin:
         before = requests.get(ask.model)
         requests.ask(ask.model, ask.config, force=ask.force)
         wanted = await self._follower.look()
+        while ask.model in wanted.checking:
+            await asyncio.sleep(_CHECK_AGAIN)
+            wanted = await self._follower.look()
         if reason := wanted.held.get(ask.model):
             return Answer(ask.id, "failed", reason)
         if ask.model not in wanted.present:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from blink_server.errors import InvalidModel, Problem
 from blink_server.plugins import Plugins
+from blink_server.repository.checks import RunningChecks
 from blink_server.repository.policy import Generation, VersionKey, select_versions
 from blink_server.repository.requests import LoadRequest, LoadRequests
 from blink_server.repository.settling import Settling
 from blink_server.repository.source import SourceModel, read_repositories
 from blink_server.repository.stamps import Stamp, read_stamp
-from blink_server.repository.validator import validate_version
+from blink_server.repository.validator import CHECK_SECONDS, validate_version
 from blink_server.repository.wanted import InvalidVersion, WantedSet, WantedVersion
 
 _ANY = LoadRequest()
@@ -37,7 +39,15 @@ class _Validated:
 class RepositoryReader:
     """One reader of one set of repositories; its calls must not overlap, and may block."""
 
-    def __init__(self, repositories: Iterable[Path], plugins: Plugins, settling: Settling) -> None:
+    def __init__(
+        self,
+        repositories: Iterable[Path],
+        plugins: Plugins,
+        settling: Settling,
+        *,
+        check_seconds: float = CHECK_SECONDS,
+    ) -> None:
+        """`check_seconds`: how long plugins may take to check a version."""
         # Runners and workers, who may have another working directory, read the paths too.
         self._repositories = [path.absolute() for path in repositories]
         self._plugins = plugins
@@ -46,6 +56,8 @@ class RepositoryReader:
         self._stamps: dict[Path, Stamp] = {}
         self._unsettled: set[Path] = set()
         self._validated: dict[Path, _Validated] = {}
+        self._check_seconds = check_seconds
+        self._checks = RunningChecks()
         self._known: set[str] = set()  # models that have been seen complete
 
     def read(
@@ -91,21 +103,24 @@ class RepositoryReader:
             },
             aliases={model.name: model.aliases for model in complete if model.readable},
             present={model.name: tuple(model.versions) for model in complete},
+            checking={directory.parent.name for directory in self._checks.directories},
         )
 
     @property
     def due(self) -> float | None:
-        """Seconds until a version that was still being written at the last reading may be done.
+        """Seconds until a version that was still being written, or checked, may be done.
 
         None where there is none.
         """
-        return self._settling.due(self._unsettled)
+        due = (self._settling.due(self._unsettled), self._checks.due)
+        return min((seconds for seconds in due if seconds is not None), default=None)
 
     def _forget_what_is_gone(self, models: Iterable[SourceModel]) -> None:
         held = {model.directory for model in models if not model.readable}
         kept = {d for d in self._validated if d in self._stamps or d.parent in held}
         self._validated = {directory: self._validated[directory] for directory in kept}
         self._settling.keep_only(kept | self._stamps.keys())
+        self._checks.keep_only(self._stamps.keys())
 
     def _visible(self, directory: Path) -> bool:
         stamp = self._stamps[directory] = read_stamp(directory)
@@ -149,20 +164,35 @@ class RepositoryReader:
         ):
             return _with_settings(before.result, model)
         result = self._validate(model, number, stamp, request)
+        if result is None:
+            key, config = VersionKey(model.name, number), "its tokenizer and its backend"
+            return InvalidVersion(key, directory, f"{config} have not checked it yet")
         self._validated[directory] = _Validated(*now, result)
         return result
 
     def _validate(
         self, model: SourceModel, number: int, stamp: Stamp, request: LoadRequest
-    ) -> WantedVersion | InvalidVersion:
+    ) -> WantedVersion | InvalidVersion | None:
+        """What the version is found to be; None while that is not known."""
         directory = model.versions[number]
         self._plugins.refresh()
+        check = partial(
+            validate_version,
+            model,
+            number,
+            self._plugins,
+            override=request.config,
+            seconds=self._check_seconds,
+        )
         try:
-            version = validate_version(model, number, self._plugins, override=request.config)
+            subject = stamp, model.settings.defaults, request
+            version = self._checks.outcome(directory, subject, check)
         except InvalidModel as error:
             return InvalidVersion(
                 VersionKey(model.name, number), directory, _reason(error.problems, directory)
             )
+        if version is None:
+            return None
         found = WantedVersion(version, content=stamp.content(version.config) + request.mark)
         return _with_settings(found, model)
 

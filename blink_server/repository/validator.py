@@ -30,10 +30,11 @@ def validate_version(
     plugins: Plugins,
     *,
     override: Mapping[str, Any] | None = None,
+    seconds: float = CHECK_SECONDS,
 ) -> ModelVersion:
     """Check everything about one version of a model that can be checked without loading it.
 
-    `override` goes over its config.json.
+    `override` goes over its config.json. `seconds`: what plugins may take for each of their checks.
 
     Its files and its names of plugins; when these are right, the options of these plugins; then
     that its tokenizer and chat template can be used, and what its backend has to say. Raises
@@ -53,8 +54,8 @@ def validate_version(
     if problems:
         raise InvalidModel(problems)
     found = ModelVersion(model.name, version, directory, document)
-    problems = [*_unless_hung(found, _text_problems, plugins)]
-    problems += _unless_hung(found, _backend_problems, plugins)
+    problems = _unless_hung(found, _text_problems, plugins, seconds)
+    problems += _unless_hung(found, _backend_problems, plugins, seconds)
     if problems:
         raise InvalidModel(problems)
     return found
@@ -90,15 +91,18 @@ def _unknown(file: Path, field: str, name: object, known: Collection[str]) -> li
 
 
 def _unless_hung(
-    version: ModelVersion, check: Callable[[ModelVersion, Plugins], list[Problem]], plugins: Plugins
+    version: ModelVersion,
+    check: Callable[[ModelVersion, Plugins], list[Problem]],
+    plugins: Plugins,
+    seconds: float,
 ) -> list[Problem]:
     """What a check that calls plugins finds; one that hangs must not keep others from service."""
     try:
-        return begin_aside(check, version, plugins).result(CHECK_SECONDS)
+        return begin_aside(check, version, plugins).result(seconds)
     except TimeoutError:
         config = version.config
         whose = f"tokenizer {config['tokenizer']['name']!r} and backend {config['backend']!r}"
-        expected = f"{whose} have not checked it after {CHECK_SECONDS:g} s"
+        expected = f"{whose} have not checked it after {seconds:g} s"
         return [Problem(version.directory, "", None, expected)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,7 +52,8 @@ class WantedSet:
 
     `held`: models of which it cannot be told what they want, and why. `aliases`: of every other
     model.
-    `present`: the versions that are on disk, wanted or not.
+    `present`: the versions that are on disk, wanted or not. `checking`: models with a version that
+    is among the invalid ones only until its check is done.
     """
 
     valid: Sequence[WantedVersion] = ()
@@ -61,3 +62,4 @@ class WantedSet:
     held: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     present: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    checking: Collection[str] = ()

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,6 +31,7 @@ class Rig:
         self.repository = repository
         self.now = 0.0
         self.checked: list[str] = []
+        self.checking: Callable[[ModelVersion], None] = lambda _: None
         plugin = CheckOnlyPlugin(CheckOnlyBackend(self._check))
         plugins: Plugins = load_plugins([], extra={"tiny": plugin})
         settling = Settling(1.0, monotonic=lambda: self.now)
@@ -35,6 +39,7 @@ class Rig:
 
     def _check(self, version: ModelVersion) -> list[Problem]:
         self.checked.append(version.key)
+        self.checking(version)
         return []
 
     def read(self, *, after: float = 0.0) -> WantedSet:
@@ -195,3 +200,84 @@ def test_a_link_to_where_one_may_not_look_stops_its_model_alone(
     assert keys(wanted) == [VersionKey("other", 1)]
     assert set(wanted.held) == {"tiny"}
     assert "Permission denied" in wanted.problems[0].expected
+
+
+class Held:
+    """A check that goes on until it is let go."""
+
+    def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("blink_server.repository.checks.PATIENCE", 0.0)
+        self._done = threading.Event()
+        self._at_work, self._gone_on = threading.Event(), threading.Event()
+        self.begun = 0
+        rig.checking = self._check
+
+    def _check(self, version: ModelVersion) -> None:
+        if version.model == "slow":
+            self.begun += 1
+            self._at_work.set()
+            self._done.wait()
+            self._gone_on.set()
+
+    def until_at_work(self) -> None:
+        assert self._at_work.wait(20)
+
+    def let_go(self) -> None:
+        self._done.set()
+        assert self._gone_on.wait(20)
+
+
+def until_checked(rig: Rig, model: str) -> WantedSet:
+    while model in (wanted := rig.read()).checking:
+        time.sleep(0.01)  # a check's thread tells nobody of its end
+    return wanted
+
+
+def test_a_check_that_takes_long_holds_up_no_other(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(rig, monkeypatch)
+    write_tiny_version(rig.repository, model="slow")
+    write_tiny_version(rig.repository, model="tiny")
+    rig.settled()
+    wanted = until_checked(rig, "tiny")
+    assert keys(wanted) == [VersionKey("tiny", 1)]
+    [waiting] = wanted.invalid
+    assert waiting.reason == "its tokenizer and its backend have not checked it yet"
+    assert wanted.checking == {"slow"}
+    assert rig.reader.due is not None
+    held.until_at_work()
+    held.let_go()
+    wanted = until_checked(rig, "slow")
+    assert keys(wanted) == [VersionKey("slow", 1), VersionKey("tiny", 1)]
+    assert held.begun == 1
+    assert not rig.reader.due
+
+
+def test_a_check_of_what_has_changed_meanwhile_is_left_behind(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(rig, monkeypatch)
+    directory = write_tiny_version(rig.repository, model="slow")
+    rig.settled()
+    held.until_at_work()
+    (directory / "config.json").write_text("{")
+    rig.settled()
+    held.let_go()
+    [broken] = until_checked(rig, "slow").invalid
+    assert "config.json" in broken.reason
+
+
+def test_a_check_that_hangs_ends_at_its_limit(tmp_path: Path) -> None:
+    release = threading.Event()
+
+    def hang(version: ModelVersion) -> list[Problem]:
+        release.wait()
+        return []
+
+    plugins = load_plugins([], extra={"tiny": CheckOnlyPlugin(CheckOnlyBackend(hang))})
+    reader = RepositoryReader([tmp_path], plugins, Settling(0.0), check_seconds=0.05)
+    write_tiny_version(tmp_path)
+    [hung] = reader.read().invalid
+    release.set()
+    assert "have not checked it after 0.05 s" in hung.reason

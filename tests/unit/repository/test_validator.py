@@ -193,10 +193,7 @@ def test_the_backend_sees_only_what_is_otherwise_valid(tmp_path: Path) -> None:
     assert [version.key for version in asked] == ["tiny:1"]
 
 
-def test_a_check_that_hangs_is_named_and_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("blink_server.repository.validator.CHECK_SECONDS", 0.05)
+def test_a_check_that_hangs_is_named_and_left_behind(tmp_path: Path) -> None:
     release = threading.Event()
 
     def hang(version: ModelVersion) -> list[Problem]:
@@ -205,6 +202,9 @@ def test_a_check_that_hangs_is_named_and_left_behind(
 
     plugins = load_plugins([], extra={"check_only": CheckOnlyPlugin(CheckOnlyBackend(hang))})
     write_tiny_version(tmp_path)
-    [found] = problems(tmp_path, plugins)
+    [model] = read_repositories([tmp_path], visible=lambda _: True).values()
+    with pytest.raises(InvalidModel) as caught:
+        validate_version(model, 1, plugins, seconds=0.05)
     release.set()
+    [found] = caught.value.problems
     assert "backend 'check_only' have not checked it after 0.05 s" in str(found)
