@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-LAYOUT_HASH: int = 8713145782816733900
+LAYOUT_HASH: int = 428131575570089978
 
 MAX_TOP_LOGPROBS: int = 20
 
