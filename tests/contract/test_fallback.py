@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -84,4 +85,7 @@ async def test_a_model_in_two_repositories_names_both_places(
     assert str(other) in message
     shutil.rmtree(other)
     await server.line("echo:1 READY")
+    async with httpx.AsyncClient() as client:  # a worker connects a moment later
+        while (await client.get(f"{url}/v1/models/echo")).status_code != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
     assert (await complete(url, model="echo", max_tokens=1)).status_code == 200
