@@ -6,6 +6,7 @@ worker counts in its own memory; `shared_metrics` adds the workers up.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,18 @@ class Metrics:
         self._responses.labels(method, route, str(status)).inc()
 
     def observe_finished(self, finished: FinishedRequest) -> None:
-        """A submitted choice has ended, in whatever way; `on_finished` hears of it too."""
+        """A submitted choice has ended, in whatever way; `on_finished` hears of it too.
+
+        On an event loop it is counted when the loop comes round: after its last tokens were sent.
+        """
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._count_finished(finished)
+        else:
+            loop.call_soon(self._count_finished, finished)
+
+    def _count_finished(self, finished: FinishedRequest) -> None:
         self._vllm.finished(finished)
         self._gen_ai.finished(finished)
         self._triton.finished(finished)
