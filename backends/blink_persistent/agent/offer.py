@@ -59,6 +59,7 @@ class RingOffer:
         self._offer = {"type": "attached", **offer}
         self._descriptors = list(descriptors)
         self._holder: _Holder | None = None
+        self._handing_over = threading.Lock()  # who has the offer is the holder, in one step
         self._flush = 0  # the number of the last one asked for
         self._flushed = threading.Event()
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -83,13 +84,14 @@ class RingOffer:
 
         With no living agent there is nobody who could write. False where the time ran out.
         """
-        holder = self._holder
-        if holder is None or holder.link.ended:
-            return True
-        self._flushed.clear()
-        self._flush += 1  # an answer to an earlier one says nothing of what came after it
-        with contextlib.suppress(OSError):  # its end is seen by the thread
-            holder.link.send({"type": "flush", "number": self._flush})
+        with self._handing_over:
+            holder = self._holder
+            if holder is None or holder.link.ended:
+                return True
+            self._flushed.clear()
+            self._flush += 1  # an answer to an earlier one says nothing of what came after it
+            with contextlib.suppress(OSError):  # its end is seen by the thread
+                holder.link.send({"type": "flush", "number": self._flush})
         return self._flushed.wait(seconds)
 
     def _run(self) -> None:
@@ -147,12 +149,13 @@ class RingOffer:
             link.close()
             return
         holder = _Holder(link, pid)
-        try:
-            link.send(self._offer, self._descriptors)
-        except OSError:
-            holder.close()
-            raise
-        if self._holder is not None:
-            self._holder.close()
-        self._holder = holder
+        with self._handing_over:
+            try:
+                link.send(self._offer, self._descriptors)
+            except OSError:
+                holder.close()
+                raise
+            if self._holder is not None:
+                self._holder.close()
+            self._holder = holder
         log.info("ranges of the ring are with agent %d", pid)
