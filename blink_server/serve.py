@@ -14,6 +14,7 @@ from blink_server.access import check_access
 from blink_server.control import SCHEDULER_VARIABLE
 from blink_server.errors import BlinkError
 from blink_server.front import FrontOptions
+from blink_server.front_options import front_options
 from blink_server.gunicorn_settings import LOAD_TIMEOUT_VARIABLE
 from blink_server.http.plugin_routes import check_plugin_routes
 from blink_server.http_options import HttpOptions, http_options
@@ -40,28 +41,7 @@ from blink_server.repository.surroundings import Limits
     show_default="model_repository",
     help="Folder of models; may be given several times.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 256),
-    default=1,
-    show_default=True,
-    help="HTTP worker processes.",
-)
-@click.option(
-    "--api-key-file",
-    type=click.Path(path_type=Path),
-    help="File with the API keys that requests may use, one a line.",
-)
-@click.option("--insecure", is_flag=True, help="Let other machines in without an API key.")
-@click.option(
-    "--exit-timeout-secs",
-    type=click.IntRange(0, 86400),
-    default=30,
-    show_default=True,
-    help="How long open requests may go on after SIGTERM.",
-)
+@front_options
 @click.option(
     "--load-timeout-secs",
     type=click.FloatRange(min=0, min_open=True),

@@ -10,6 +10,7 @@ import click
 
 from blink_server.access import check_access
 from blink_server.front import FrontOptions
+from blink_server.front_options import front_options
 from blink_server.gunicorn_settings import LOAD_TIMEOUT_VARIABLE
 from blink_server.http_options import HttpOptions, http_options
 from blink_server.listener import url_of
@@ -33,28 +34,7 @@ _CACHE = Path("~/.cache/blink-server/text")
 )
 @click.option("--transport", default="rdma", show_default=True, help="How rings are reached.")
 @click.option("--device", required=True, help="This machine's RDMA device, such as mlx5_0.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 256),
-    default=1,
-    show_default=True,
-    help="HTTP worker processes.",
-)
-@click.option(
-    "--api-key-file",
-    type=click.Path(path_type=Path),
-    help="File with the API keys that requests may use, one a line.",
-)
-@click.option("--insecure", is_flag=True, help="Let other machines in without an API key.")
-@click.option(
-    "--exit-timeout-secs",
-    type=click.IntRange(0, 86400),
-    default=30,
-    show_default=True,
-    help="How long open requests may go on after SIGTERM.",
-)
+@front_options
 @click.option(
     "--load-timeout-secs",
     type=click.FloatRange(min=0, min_open=True),
