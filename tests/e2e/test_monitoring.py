@@ -33,6 +33,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
 PAGE = MONITORING.with_suffix(".md")
 MARKER = "xyzzy"
+CANCELED = 'reason="CANCELED"'
 TRACE = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
 
 
@@ -110,9 +111,10 @@ async def traffic(client: httpx.AsyncClient) -> None:
         await client.post(path, json=body)
     broken = f'{{"model": "tiny", "prompt": "{MARKER}'
     assert (await client.post("/v1/completions", content=broken)).status_code == 400
-    endless = {**chat, "max_tokens": 400, "ignore_eos": True, "stream": True}
-    async with client.stream("POST", "/v1/chat/completions", json=endless) as response:
-        await anext(response.aiter_bytes())
+    long = {**chat, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    while CANCELED not in (await client.get("/metrics")).text:  # its client may leave too late
+        async with client.stream("POST", "/v1/chat/completions", json=long) as response:
+            await anext(response.aiter_bytes())
 
 
 async def top(url: str) -> str:
