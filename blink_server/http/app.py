@@ -15,6 +15,7 @@ from blink_server.http.errors import handle_error
 from blink_server.http.kserve_routes import add_kserve_routes
 from blink_server.http.metrics import Metrics
 from blink_server.http.models import ModelDirectory
+from blink_server.http.router import Router
 from blink_server.http.scope import ScopedApp
 from blink_server.http.server_routes import (
     HealthResource,
@@ -80,7 +81,7 @@ def create_app(
     """
     settings = settings or ServerSettings()
     metrics = metrics or Metrics()
-    app = ScopedApp(middleware=_middleware(settings, metrics))
+    app = ScopedApp(middleware=_middleware(settings, metrics), router=Router())
     app.add_error_handler(Exception, handle_error)
     app.add_error_handler(falcon.HTTPError, handle_error)
     models = ModelsResource(directory)
