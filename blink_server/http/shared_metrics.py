@@ -4,7 +4,8 @@ Each worker counts in its own memory and answers on a Unix socket with a snapsho
 asks the others and adds up. What a worker has told, to others or in an answer of its own, is also
 written to a file beside its socket, so that its counts outlive it: the arbiter folds a dead
 worker's file into one for all the dead. A worker that is killed loses what it counted since the
-last scrape, which nobody has seen.
+last scrape, which nobody has seen. One that hangs is waited for once, for half a second; until it
+has answered, it is shown as it was, and nobody waits for it again.
 
     <directory>/<pid>.sock, <pid>.json    of a worker
     <directory>/past.json                 of those that are gone
@@ -28,7 +29,7 @@ from blink_server.http.triton_metrics import LAST_INFERENCE
 
 Families = list[dict[str, Any]]  # a snapshot: what `_dump` makes of metrics
 
-_ANSWER_SECONDS = 1.0
+_ANSWER_SECONDS = 0.5
 _LARGEST_ANSWER = 64 * 1024 * 1024
 _PAST = "past.json"
 
@@ -46,6 +47,7 @@ class SharedMetrics:
         self._directory = directory
         self._name = str(os.getpid())
         self._server: asyncio.Server | None = None
+        self._late: dict[str, asyncio.Task[Families | None]] = {}  # asked, and not waited for
 
     async def start(self) -> None:
         """Answer from now on. Raises OSError."""
@@ -59,18 +61,17 @@ class SharedMetrics:
         self._write(_dump(self._collect()))
         if self._server is not None:
             self._server.close()
+        for task in self._late.values():
+            task.cancel()
 
     async def families(self) -> list[Metric]:
         """Everybody's metrics, added up."""
         past, others = await asyncio.to_thread(self._read_files)
-        fresh = await asyncio.gather(*(self._ask(name) for name in others))
-        for name, answer in zip(others, fresh, strict=True):
-            if answer is None and _gone(int(name)):
+        fresh = await self._ask_all(others)
+        for name in others.keys() - fresh.keys():
+            if _gone(int(name)):
                 await asyncio.to_thread(fold_worker, self._directory, int(name))
-        told = [
-            others[name] if answer is None else answer
-            for name, answer in zip(others, fresh, strict=True)
-        ]
+        told = [fresh.get(name, known) for name, known in others.items()]
         own = _dump(self._collect())
         self._write(own)  # before it is told: what a scrape has seen must outlive a kill
         return _restored(_added_up([own, past, *told]))
@@ -95,18 +96,33 @@ class SharedMetrics:
                 name: _without_live(_read(self._directory / f"{name}.json")) for name in names
             }
 
+    async def _ask_all(self, names: Iterable[str]) -> dict[str, Families]:
+        """The counts as of now of those who answer in time."""
+        self._late = {name: task for name, task in self._late.items() if not task.done()}
+        asked = {
+            name: asyncio.create_task(self._ask(name)) for name in names if name not in self._late
+        }
+        try:
+            if asked:
+                await asyncio.wait(asked.values(), timeout=_ANSWER_SECONDS)
+        finally:
+            for name, task in asked.items():
+                if not task.done() and self._late.setdefault(name, task) is not task:
+                    task.cancel()
+        answers = {name: task.result() for name, task in asked.items() if task.done()}
+        return {name: answer for name, answer in answers.items() if answer is not None}
+
     async def _ask(self, name: str) -> Families | None:
-        """Worker `name`'s counts as of now; None where it does not answer."""
+        """Worker `name`'s counts as of its answer; None where it gives none."""
         path = self._directory / f"{name}.sock"
         try:
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                reader, writer = await asyncio.open_unix_connection(path, limit=_LARGEST_ANSWER)
-                try:
-                    answer = await reader.read()
-                finally:
-                    writer.close()
+            reader, writer = await asyncio.open_unix_connection(path, limit=_LARGEST_ANSWER)
+            try:
+                answer = await reader.read()
+            finally:
+                writer.close()
             told: Families = json.loads(answer)
-        except (OSError, TimeoutError, ValueError):
+        except (OSError, ValueError):
             return None
         return told
 

@@ -16,6 +16,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
 
 from blink_server.backend import RequestTiming
+from blink_server.http import shared_metrics
 from blink_server.http.exposition import expose
 from blink_server.http.metrics import FinishedRequest, Metrics
 from blink_server.http.shared_metrics import fold_worker
@@ -169,12 +170,35 @@ async def test_a_full_disk_does_not_end_the_telling(
         assert await value(metrics, TOKENS) == 4
 
 
-async def test_one_that_hangs_is_shown_as_it_was(tmp_path: Path) -> None:
+async def test_one_that_hangs_is_shown_as_it_was_and_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started(tmp_path) as metrics, worker(tmp_path) as other:
+        assert (await value(metrics, TOKENS), await value(metrics, WAITING)) == (4, 1)
+        os.kill(other.pid, signal.SIGSTOP)
+        assert await value(metrics, TOKENS) == 4
+        monkeypatch.setattr(shared_metrics, "_ANSWER_SECONDS", None)  # to wait were to wait forever
+        async with asyncio.timeout(30):
+            for _ in range(3):
+                assert (await value(metrics, TOKENS), await value(metrics, WAITING)) == (4, 0)
+        assert metrics._shared is not None
+        [late] = metrics._shared._late.values()
+        os.kill(other.pid, signal.SIGCONT)
+        await late
+        assert (await value(metrics, TOKENS), await value(metrics, WAITING)) == (4, 1)
+
+
+async def test_one_that_hangs_and_is_killed_leaves_its_counts(tmp_path: Path) -> None:
     async with started(tmp_path) as metrics, worker(tmp_path) as other:
         assert await value(metrics, TOKENS) == 4
         os.kill(other.pid, signal.SIGSTOP)
         assert await value(metrics, TOKENS) == 4
-        os.kill(other.pid, signal.SIGCONT)
+        other.kill()
+        await other.wait()
+        assert metrics._shared is not None
+        await asyncio.gather(*metrics._shared._late.values())
+        assert await value(metrics, TOKENS) == 4
+        assert left_in(tmp_path) == {"lock", "past", str(os.getpid())}
 
 
 async def test_a_damaged_file_costs_its_own_counts_only(tmp_path: Path) -> None:
