@@ -134,11 +134,13 @@ class Scheduler {
     BLINK_DEV void preempt_youngest();
     BLINK_DEV Outcome nothing_runs();
 
-    // scheduler_steps.h
+    // scheduler_plan.h
     BLINK_DEV bool prefill_waits() const;
     BLINK_DEV bool plan_prefill();
     BLINK_DEV bool plan_sequence(uint32_t slot);
     BLINK_DEV bool admit(uint32_t slot);
+
+    // scheduler_fill.h
     BLINK_DEV Flight prepare_prefill();
     BLINK_DEV Flight prepare_decode();
     BLINK_DEV uint32_t look_up(const uint16_t* entry);
@@ -147,9 +149,13 @@ class Scheduler {
     BLINK_DEV int32_t generated_token(uint32_t slot) const;
     BLINK_DEV void fill_sampling(SamplingRow& row, uint32_t slot) const;
     BLINK_DEV void advance_sampling(SamplingRow& row, const Request& r) const;
+
+    // scheduler_launch.h
     BLINK_DEV void launch(Flight next);
     BLINK_DEV void count_launch(const Flight& launched);
     BLINK_DEV Outcome relaunch();
+
+    // scheduler_land.h
     BLINK_DEV bool has_landed();
     BLINK_DEV void land();
     BLINK_DEV void deliver(uint32_t slot, uint32_t index, int32_t token);
@@ -272,6 +278,9 @@ class Scheduler {
 
 }  // namespace blink
 
+#include "scheduler_fill.h"
+#include "scheduler_land.h"
+#include "scheduler_launch.h"
+#include "scheduler_plan.h"
 #include "scheduler_rows.h"
 #include "scheduler_scan.h"
-#include "scheduler_steps.h"

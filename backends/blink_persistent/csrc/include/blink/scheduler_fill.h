@@ -1,0 +1,141 @@
+// Writing a step's inputs into its buffers. Part of scheduler.h.
+#pragma once
+
+#include "scheduler.h"
+
+namespace blink {
+
+template <class Port>
+BLINK_DEV Flight Scheduler<Port>::prepare_prefill() {
+    port.stamp(Moment::kDecided);
+    for (uint32_t row = port.row_lane(); row < s.row_limit; row += port.lanes()) {
+        const uint32_t slot = s.row_slots[row];
+        if (slot != kNoSlot && request(slot).decoding) publish_later(request(slot), SlotState::kDecodePaused);
+    }
+    const uint32_t columns = (engine.max_prefill_tokens + engine.token_granularity - 1) / engine.token_granularity;
+    const uint32_t column = (s.plan_tokens - 1) / engine.token_granularity;
+    const uint32_t graph = look_up(&engine.prefill_lookup[(s.plan_count - 1) * columns + column]);
+    fill_prefill(engine.graphs[graph].sequences);
+    return {true, Phase::kPrefill, graph, s.plan_count, 0, 0};
+}
+
+// The host may put a smaller graph into the table meanwhile, so one lane reads it for all: what the
+// lanes fill is what is launched.
+template <class Port>
+BLINK_DEV uint32_t Scheduler<Port>::look_up(const uint16_t* entry) {
+    return port.sum(leader() ? port.load(entry) : 0);
+}
+
+template <class Port>
+BLINK_DEV void Scheduler<Port>::fill_prefill(uint32_t sequences) {
+    const PhaseBuffers& prefill = buffers(Phase::kPrefill);
+    for (uint32_t i = 0; i < s.plan_count; ++i) {
+        const PrefillEntry entry = s.plan[i];
+        Request& r = request(entry.slot);
+        const uint32_t range = ring.range_of(entry.slot);
+        const int32_t* prompt = ring.prompts(range) + r.record.prompt_offset;
+        const int32_t* output = ring.outputs(range) + r.record.output_offset;
+        for (uint32_t t = port.lane(); t < entry.tokens; t += port.lanes()) {
+            const uint32_t at = entry.start + t;
+            int32_t token = at < r.record.prompt_length ? prompt[at] : output[at - r.record.prompt_length];
+            if (token < 0 || static_cast<uint32_t>(token) >= engine.vocabulary_size) {
+                token = 0;
+                r.ending = Reason::kInvalidRecord;
+                port.store(&s.row_ended, true);
+            }
+            prefill.token_ids[entry.packed_at + t] = token;
+        }
+        const uint64_t table = static_cast<uint64_t>(r.row) * engine.max_blocks;
+        for (uint32_t b = port.lane(); b < entry.new_blocks; b += port.lanes())
+            s.row_blocks[table + b] = s.free_blocks[entry.blocks_from + b];
+        port.sync();
+        for (uint32_t b = port.lane(); b < r.blocks; b += port.lanes())
+            prefill.block_tables[static_cast<uint64_t>(i) * engine.max_blocks + b] = s.row_blocks[table + b];
+    }
+    for (uint32_t i = port.lane(); i < sequences; i += port.lanes()) {
+        const bool busy = i < s.plan_count;
+        const PrefillEntry entry = busy ? s.plan[i] : PrefillEntry{kNoSlot, 0, 0, s.plan_tokens, 0, 0};
+        prefill.start_positions[i] = static_cast<int32_t>(entry.start);
+        prefill.lengths[i] = busy ? static_cast<int32_t>(entry.start + entry.tokens) : 0;
+        prefill.rows[i] = busy ? request(entry.slot).row : 0;
+        prefill.cu_seqlens[i] = static_cast<int32_t>(entry.packed_at);
+        if (!busy) prefill.block_tables[static_cast<uint64_t>(i) * engine.max_blocks] = kNullBlock;
+        prefill.sampling[i].flags = 0;
+        const bool samples = busy && entry.start + entry.tokens == request(entry.slot).length();
+        if (samples) fill_sampling(prefill.sampling[i], entry.slot);
+    }
+    if (leader()) prefill.cu_seqlens[sequences] = static_cast<int32_t>(s.plan_tokens);
+}
+
+template <class Port>
+BLINK_DEV Flight Scheduler<Port>::prepare_decode() {
+    port.stamp(Moment::kDecided);
+    const uint32_t graph = look_up(&engine.decode_lookup[s.row_limit - 1]);
+    fill_decode(engine.graphs[graph].sequences);
+    return {true, Phase::kDecode, graph, s.row_limit, 0, 0};
+}
+
+template <class Port>
+BLINK_DEV void Scheduler<Port>::fill_decode(uint32_t rows) {
+    const PhaseBuffers& decode = buffers(Phase::kDecode);
+    for (uint32_t row = port.row_lane(); row < rows; row += port.lanes()) {
+        const uint32_t slot = row < s.row_limit ? s.row_slots[row] : kNoSlot;
+        const bool active = slot != kNoSlot && request(slot).decoding;
+        const bool replays = active && request(slot).computed + 1 < request(slot).length();
+        decode.token_ids[row] = replays ? generated_token(slot) : active ? request(slot).last_token : 0;
+        decode.start_positions[row] = active ? static_cast<int32_t>(request(slot).computed) : 0;
+        decode.lengths[row] = active ? static_cast<int32_t>(request(slot).computed + 1) : 0;
+        if (active && !replays)
+            advance_sampling(decode.sampling[row], request(slot));
+        else
+            decode.sampling[row].flags = 0;
+    }
+}
+
+// The generated token that a resumed request computes next.
+template <class Port>
+BLINK_DEV int32_t Scheduler<Port>::generated_token(uint32_t slot) const {
+    const Request& r = request(slot);
+    const uint32_t at = r.record.output_offset + r.computed - r.record.prompt_length;
+    return ring.outputs(ring.range_of(slot))[at];
+}
+
+template <class Port>
+BLINK_DEV void Scheduler<Port>::fill_sampling(SamplingRow& row, uint32_t slot) const {
+    const Request& r = request(slot);
+    const RequestRecord& record = r.record;
+    const uint32_t range = ring.range_of(slot);
+    row.seed = record.seed;
+    row.prompt = reinterpret_cast<uint64_t>(ring.prompts(range) + record.prompt_offset);
+    row.output = reinterpret_cast<uint64_t>(ring.outputs(range) + record.output_offset);
+    row.bias = reinterpret_cast<uint64_t>(ring.aux(range) + record.bias_offset);
+    row.stop = reinterpret_cast<uint64_t>(ring.aux(range) + record.stop_offset);
+    row.grammar = reinterpret_cast<uint64_t>(ring.aux(range) + record.grammar_offset);
+    row.grammar_words = record.grammar_words;
+    row.grammar_state = 0;
+    row.grammar_length = 0;
+    row.kept = 0;
+    row.prompt_length = record.prompt_length;
+    row.bias_count = record.bias_count;
+    row.stop_count = record.stop_count;
+    row.logprobs = record.logprobs;
+    row.top_k = record.top_k;
+    row.temperature = record.temperature;
+    row.top_p = record.top_p;
+    row.min_p = record.min_p;
+    row.repetition_penalty = record.repetition_penalty;
+    row.presence_penalty = record.presence_penalty;
+    row.frequency_penalty = record.frequency_penalty;
+    advance_sampling(row, r);
+}
+
+// What changes with every token. The rest of a decode row is filled when its request joins.
+template <class Port>
+BLINK_DEV void Scheduler<Port>::advance_sampling(SamplingRow& row, const Request& r) const {
+    row.output_length = r.generated;
+    row.position = r.length();
+    row.flags = kSamplingActive | (r.generated < r.record.min_tokens ? kSamplingSuppressEnd : 0u) |
+                ((r.record.flags & kIgnoreEos) != 0 ? kSamplingKeepEos : 0u);
+}
+
+}  // namespace blink
