@@ -7,28 +7,22 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from blink_persistent.engines import (
-    TOKEN_GRANULARITY,
-    DeviceSampling,
-    EngineShape,
-    ProvisionLimits,
-)
-from blink_persistent.engines.cuda.capture import GraphCapture, TorchRecorder
+from blink_persistent.engines import DeviceSampling, ProvisionLimits
+from blink_persistent.engines.capture import GraphCapture
+from blink_persistent.engines.captured import CapturedEngine
 from blink_persistent.engines.cuda.engine import choose_block_count
 from blink_persistent.engines.cuda.first_use import loading_in_slices
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.options import CudaOptions
+from blink_persistent.engines.cuda.recorder import TorchRecorder
 from blink_persistent.engines.cuda.step_tensors import (
     KvCache,
     StepInputs,
@@ -37,9 +31,7 @@ from blink_persistent.engines.cuda.step_tensors import (
     device_words,
 )
 from blink_persistent.engines.cuda.weights import Weights, random_weights, read_weights
-from blink_persistent.gpu.driver import Gpu
-from blink_persistent.gpu.engine_buffers import EngineLimits, allocate_engine, make_available
-from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, GraphKey, coarse_part
+from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, GraphKey
 from blink_server.backend import ModelVersion
 
 SCHEDULERS_PROCESSORS = 1  # multiprocessors that the resident scheduler keeps to itself
@@ -51,11 +43,8 @@ Progress = Callable[[str, float], None]
 log = logging.getLogger(__name__)
 
 
-class CudaProvisioned:
-    """Fulfils `DeviceProvisioned`; beyond it, `step` enqueues what is captured.
-
-    Graphs are captured on a thread of its own, since libraries keep what they need by thread.
-    """
+class CudaProvisioned(CapturedEngine):
+    """Fulfils `DeviceProvisioned`; beyond it, `step` enqueues what is captured."""
 
     def __init__(
         self,
@@ -66,45 +55,22 @@ class CudaProvisioned:
         *,
         progress: Progress,
     ) -> None:
-        self.grid = grid
-        self.gpu = Gpu(exclusive=limits.exclusive)
+        super().__init__(grid, limits, in_background=options.in_background)
         self.device = torch.device("cuda", 0)
-        self._closing = threading.Event()
-        self._capturing = ThreadPoolExecutor(1, "capture", initializer=self.gpu.make_current)
         try:
             with limits.exclusive():
                 torch.cuda.init()
             with loading_in_slices(limits.exclusive):
                 self._build(version, options, limits, progress)
-            first = coarse_part(grid) if options.in_background else range(len(grid.keys))
-            self._capturing.submit(self._capture_first, first, progress).result()
+            self.on_capture_thread(lambda: self._capture_first(progress))
             self.reset()
         except BaseException:
             self.close()
             raise
 
-    @property
-    def graphs(self) -> list[Any]:
-        """Executable graphs in the order of the grid's keys; 0 for one that is yet to come."""
-        return self.captured.executables
-
-    @property
-    def graph_bytes(self) -> int:
-        """Device memory of the executable graphs."""
-        return self.captured.nbytes
-
-    def complete(self, publish: Callable[[int, Any], None]) -> Future[None]:
-        """Capture the graphs that are still missing, beside a running scheduler; returns at once.
-
-        `publish` is called from another thread with each graph's number and executable; the
-        lookup tables name it afterwards. Without "background" there are none.
-        """
-        return self._capturing.submit(self._capture_rest, publish)
-
     def close(self) -> None:
         """Give all device memory back; no scheduler may be running on it."""
-        self._closing.set()
-        self._capturing.shutdown(cancel_futures=True)
+        self.stop_capturing()
         self.gpu.close()
         for name in ("captured", "decoder", "inputs", "sampler"):
             self.__dict__.pop(name, None)
@@ -127,7 +93,7 @@ class CudaProvisioned:
         stream = torch.cuda.current_stream().cuda_stream
         self.sampler.record(key.phase, key.sequences, stream)
 
-    def _capture_first(self, graphs: list[int] | range, progress: Progress) -> None:
+    def _capture_first(self, progress: Progress) -> None:
         began = time.monotonic()
         with self.gpu.exclusive():  # new streams wait
             recorder = TorchRecorder()
@@ -139,26 +105,14 @@ class CudaProvisioned:
                 lambda key: self._enqueue(short, key), lambda part: progress("kernels", part)
             )
         warm = time.monotonic()
-        self.captured.capture(graphs, lambda part: progress("graphs", part))
+        self.captured.capture(self.first_graphs, lambda part: progress("graphs", part))
         log.info(
             "%d graphs: kernels loaded in %.1f s, captured in %.1f s, %.1f MB of device memory",
-            len(graphs),
+            len(self.first_graphs),
             warm - began,
             time.monotonic() - warm,
             self.graph_bytes / 1e6,
         )
-
-    def _capture_rest(self, publish: Callable[[int, Any], None]) -> None:
-        began, missing = time.monotonic(), len(self.captured.missing())
-        name_in_tables = partial(make_available, self.gpu, self.grid, self.tables)
-        try:
-            self.captured.capture_missing(publish, name_in_tables, self._closing.is_set)
-        except BaseException:
-            log.exception("%d graphs are missing for good", len(self.captured.missing()))
-            raise
-        if missing and not self._closing.is_set():
-            seconds = time.monotonic() - began
-            log.info("%d more graphs captured in %.1f s, in service", missing, seconds)
 
     def _build(
         self,
@@ -174,25 +128,12 @@ class CudaProvisioned:
         free, total = torch.cuda.mem_get_info(device)
         budget = min(int(share * total), free)
         self.block_count = choose_block_count(options, self.grid, context, budget)
-        self.limits = EngineLimits(
-            context_length=context,
+        self.allocate(
+            version,
             vocabulary_size=architecture.vocabulary_size,
             block_size=options.block_size,
             block_count=self.block_count,
-            eos_token_ids=tuple(version.config["eos_token_ids"]),
-            token_granularity=TOKEN_GRANULARITY,
         )
-        self.shape = EngineShape(
-            grid=self.grid,
-            context_length=context,
-            vocabulary_size=architecture.vocabulary_size,
-            eos_token_ids=self.limits.eos_token_ids,
-            block_size=options.block_size,
-            block_count=self.block_count,
-            rows_movable=True,
-        )
-        available = coarse_part(self.grid) if options.in_background else None
-        self.tables = allocate_engine(self.gpu, self.grid, self.limits, available)
         weights = _load(version, options, device, lambda part: progress("weights", part))
         self.decoder = self._decoder(weights, options)
         self.inputs: dict[int, StepInputs] = {
@@ -204,8 +145,8 @@ class CudaProvisioned:
 
     def reset(self) -> None:
         """As before the first step: no step completed, KV memory all zero."""
-        for buffers in self.tables.buffers:
-            device_words(buffers.completion, 1, device=self.device).zero_()
+        for word in self.completion_words():
+            device_words(word, 1, device=self.device).zero_()
         self.decoder.cache.pages.zero_()
         torch.cuda.current_stream().synchronize()
 

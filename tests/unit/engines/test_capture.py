@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
-
-from blink_persistent.engines.cuda.capture import BATCH, NOT_CAPTURED, GraphCapture
+from blink_persistent.engines.capture import BATCH, NOT_CAPTURED, GraphCapture
 from blink_persistent.gpu.driver import CudaError
 from blink_persistent.graph_grid import DECODE, PREFILL, GraphKey, coarse_part, fine_grid
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import torch
-
 from blink_persistent.gpu.driver import CudaError, Gpu
 from blink_persistent.graph_grid import DECODE, GraphGrid, GraphKey
 
@@ -36,38 +34,12 @@ class Recorder(Protocol):
         ...
 
 
-class TorchRecorder:
-    """A stream and a memory pool of PyTorch's that all graphs share. One thread's alone."""
-
-    def __init__(self) -> None:
-        self._stream = torch.cuda.Stream()
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def run(self, step: Callable[[], None]) -> None:
-        with torch.no_grad(), torch.cuda.stream(self._stream):
-            step()
-
-    def finish(self) -> None:
-        self._stream.synchronize()
-
-    def record(self, step: Callable[[], None]) -> tuple[Any, int]:
-        # Not `torch.cuda.graph`, which collects garbage and empties caches once a graph.
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.no_grad(), torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                step()
-            finally:
-                graph.capture_end()
-        return graph, graph.raw_cuda_graph()
-
-
 class GraphCapture:
     """The captured graphs of a grid, by number.
 
-    `executables` are owned by the `Gpu`, NOT_CAPTURED where there is none yet. `sources` are
-    PyTorch's graphs, which own the memory pool; they can also be replayed from the host. `nbytes`
-    is the device memory that the executables took.
+    `executables` are owned by the `Gpu`, NOT_CAPTURED where there is none yet. `sources` are what
+    the recorder gave with each graph, which may own its memory. `nbytes` is the device memory that
+    the executables took.
     """
 
     def __init__(
