@@ -5,16 +5,6 @@
 
 namespace blink {
 
-// KV blocks that a request needs for all tokens it has.
-BLINK_HD inline uint32_t blocks_for(const Request& r, const EngineTables& engine) {
-    return (r.length() + engine.block_size - 1) / engine.block_size;
-}
-
-// Tokens of a request that are computed by prefill.
-BLINK_HD inline uint32_t prefill_length(const Request& r, const EngineTables& engine) {
-    return engine.deterministic != 0 ? r.record.prompt_length : r.length();
-}
-
 // May a prefill start? Conditions (i) and (ii) of the paper: one waits, and a row and the blocks
 // it needs are free. Each row in use keeps a claim to one more block, so that an admission does
 // not cause a preemption at once.

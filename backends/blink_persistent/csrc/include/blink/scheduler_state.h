@@ -37,6 +37,16 @@ struct Request {
     BLINK_HD uint32_t length() const { return record.prompt_length + generated; }
 };
 
+// KV blocks that a request needs for all tokens it has.
+BLINK_HD inline uint32_t blocks_for(const Request& r, const EngineTables& engine) {
+    return (r.length() + engine.block_size - 1) / engine.block_size;
+}
+
+// Tokens of a request that are computed by prefill.
+BLINK_HD inline uint32_t prefill_length(const Request& r, const EngineTables& engine) {
+    return engine.deterministic != 0 ? r.record.prompt_length : r.length();
+}
+
 struct WaitingQueue {
     uint32_t head;
     uint32_t tail;
