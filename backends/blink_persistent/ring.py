@@ -133,13 +133,31 @@ class Ring:
 
     def in_flight(self, first_range: int, ranges: int) -> int:
         """Slots of these ranges that are not {submit, EMPTY}, as of now."""
-        first, count = first_range * self.slots_per_range, ranges * self.slots_per_range
+        busy = self._busy(first_range * self.slots_per_range, ranges * self.slots_per_range)
+        return int(busy.sum())
+
+    def _busy(self, first: int, count: int) -> npt.NDArray[np.bool_]:
+        """bool [count]: slots from `first` on that are not {submit, EMPTY}."""
         status, words = np.empty((count, 2), np.uint64), np.empty((count, 4), np.uint32)
         self.atomic.read_statuses(first, status)
         self.atomic.read_words(first, words)
-        busy = status[:, 1] >> np.uint64(32) & np.uint64(0xFF) != SlotState.EMPTY
-        unclaimed = status[:, 0] & np.uint64(0xFFFFFFFF) != words[:, 0]
-        return int((busy | unclaimed).sum())
+        claimed = status[:, 0] & np.uint64(0xFFFFFFFF) == words[:, 0]
+        empty = status[:, 1] >> np.uint64(32) & np.uint64(0xFF) == SlotState.EMPTY
+        busy: npt.NDArray[np.bool_] = ~(claimed & empty)
+        return busy
+
+    def cancel_all(self, range_: int) -> int:
+        """Write cancel = release = submit where a slot is not {submit, EMPTY}; how many that are.
+
+        For who has taken the range over from its owner.
+        """
+        first = range_ * self.slots_per_range
+        busy = (self._busy(first, self.slots_per_range).nonzero()[0] + first).tolist()
+        for slot in busy:
+            submit = self.atomic.submitted(slot)
+            self.atomic.cancel(slot, submit)
+            self.atomic.release(slot, submit)
+        return len(busy)
 
     def field(self, name: str) -> int:
         """A header field's present value."""

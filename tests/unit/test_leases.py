@@ -163,7 +163,7 @@ def test_another_layout_is_refused_by_both_hashes(served: Served) -> None:
     assert f"{LAYOUT_HASH ^ 1:016x}" in str(answer["reason"])
 
 
-@pytest.mark.parametrize("line", [b"garbage\n", b"[]\n", b"{}\n", b"\n", b"x" * 5000])
+@pytest.mark.parametrize("line", [b"garbage\n", b"[]\n", b"{}\n", b"\n", b"x" * 70000])
 def test_garbage_ends_the_connection_and_nothing_else(served: Served, line: bytes) -> None:
     link = socket.socket(socket.AF_UNIX)
     link.settimeout(10)
@@ -184,6 +184,42 @@ def test_slots_of_a_killed_worker_are_taken_back(single: Served) -> None:
     assert single.states(0) == {SlotState.EMPTY}
     assert single.runner.ring.field("rows_used") == 0
     link.close()
+
+
+def test_a_device_may_write_until_its_process_has_ended(served: Served) -> None:
+    """The end of a connection proves nothing of what a device still does for its owner."""
+    program = """
+import json, os, socket, sys
+from blink_persistent.ring import LAYOUT_HASH
+link = socket.socket(socket.AF_UNIX)
+link.connect(sys.argv[1])
+hello = {"type": "attach", "layout_hash": f"{LAYOUT_HASH:016x}", "ranges": 2, "fenced": True}
+link.sendall(json.dumps(hello).encode() + b"\\n")
+link.recv(4096)
+link.close()
+print("closed", flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", program, str(served.socket)]
+    owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == "closed\n"
+    assert "0 of the ring's 2 ranges are free" in str(served.attach()[1]["reason"])
+    kill(owner)
+    link, answer = served.attach(ranges=2)
+    while answer["type"] == "refused":  # its end is heard by another descriptor than this request
+        link.close()
+        link, answer = served.attach(ranges=2)
+    link.close()
+
+
+def test_a_farewell_gives_ranges_back_while_the_process_lives(served: Served) -> None:
+    link, _ = served.attach(ranges=2, fenced=True)
+    link.sendall(b'{"type": "detach"}\n')
+    link.close()
+    again, answer = served.attach(ranges=2)
+    assert answer["range"] == 0
+    again.close()
 
 
 def test_a_successor_continues_the_tickets(single: Served) -> None:

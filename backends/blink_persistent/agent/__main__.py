@@ -19,9 +19,9 @@ from types import FrameType
 
 from blink_persistent.agent.agent import Agent
 from blink_persistent.agent.attach import attach, open_port
-from blink_persistent.agent.lines import LineSocket
 from blink_persistent.agent.port import PortLost
 from blink_persistent.agent.reconnection import reconnect
+from blink_persistent.lines import LineSocket
 from blink_server.errors import BlinkError
 from blink_server.logs import RUNNER_FORMAT
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
-from blink_persistent.agent.lines import LineSocket
 from blink_persistent.agent.port import RingPort
+from blink_persistent.lines import LineSocket
 from blink_persistent.ring import LAYOUT_HASH
 from blink_server.errors import Unavailable
 

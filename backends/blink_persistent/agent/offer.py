@@ -1,4 +1,15 @@
-"""The runner's side: hands ranges of a ring to one agent at a time."""
+"""The runner's side: hands ranges of a ring to one agent at a time, by JSON lines.
+
+    agent -> runner  {"type": "attach", "layout_hash": "<16 hex digits>"}
+    runner -> agent  {"type": "attached", "transport": name, "address": {...}, "first_range": i,
+                       "ranges": n, "epoch": e, "limits": {...}} with the transport's descriptors,
+                      or {"type": "refused", "reason": "..."}
+    runner -> agent  {"type": "flush", "number": n}: send all that workers have written by now
+    agent -> runner  {"type": "flushed", "number": n}
+    agent -> runner  {"type": "detach"}: nothing of mine lands in the ring any more
+
+The connection stays open: its end tells each that the other is gone.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from blink_persistent.agent.lines import LineSocket
-from blink_persistent.leases import listen
+from blink_persistent.lines import LineSocket
+from blink_persistent.range_keeper import listen
 from blink_persistent.ring import LAYOUT_HASH
 
 log = logging.getLogger(__name__)
@@ -55,7 +66,7 @@ class RingOffer:
     def __init__(
         self, socket_path: Path, offer: Mapping[str, Any], descriptors: Sequence[int] = ()
     ) -> None:
-        """`offer` and `descriptors` are what an agent is answered (`lines`), but for the type."""
+        """`offer` and `descriptors` are what an agent is answered, but for the type."""
         self._offer = {"type": "attached", **offer}
         self._descriptors = list(descriptors)
         self._holder: _Holder | None = None

@@ -8,8 +8,8 @@ import time
 
 from blink_persistent.agent.agent import Agent
 from blink_persistent.agent.attach import Refused, attach_again, open_port
-from blink_persistent.agent.lines import LineSocket
 from blink_persistent.agent.port import PortLost
+from blink_persistent.lines import LineSocket
 from blink_server.errors import Unavailable
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,7 @@
 """The transport `shm`: a ring in this machine's memory, granted by its runner.
 
-    worker -> runner  {"type": "attach", "layout_hash": "<16 hex digits>", "pid": n, "ranges": n}
+    worker -> runner  {"type": "attach", "layout_hash": "<16 hex digits>", "ranges": n,
+                       "fenced": bool}
     runner -> worker  {"type": "attached", "range": i, "epoch": e, "bytes": n, "context_length": n,
                        "vocabulary_size": n, "eos_token_ids": [...], "max_queue": n,
                        "max_rows": n, "kv_blocks": n, "kv_block_tokens": n,
@@ -11,7 +12,9 @@
 "ranges" is 1 if left out; of several side by side "range" is the first.
 
 One JSON line each, over a Unix stream socket that stays open: its end tells the worker that the
-runner is gone, and the runner that the worker is, whose range it then takes back.
+runner is gone, and the runner that the worker is, whose range it then takes back. Who is "fenced"
+has a device write for it, and says {"type": "detach"} once nothing lands any more; without that
+its range is taken back when its process has ended.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import json
 import mmap
 import os
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 from blink_persistent import _native
@@ -50,19 +54,19 @@ async def connect(version: ModelVersion, endpoint: Endpoint) -> RingSession:
 
 
 async def lease(
-    name: str, endpoint: Endpoint, held: contextlib.ExitStack, *, ranges: int = 1
+    name: str, endpoint: Endpoint, held: contextlib.ExitStack, **asked: Any
 ) -> tuple[socket.socket, dict[str, Any]]:
     """(connection, the runner's answer with its "descriptors"); `held` closes all of them.
 
-    The ranges are leased for as long as the connection is open. Raises `Unavailable`; `name` is
-    the runner's in the messages.
+    `asked` are fields of the first line. The ranges are leased for as long as the connection is
+    open. Raises `Unavailable`; `name` is the runner's in the messages.
     """
     with contextlib.ExitStack() as taken:
         connection = taken.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         connection.setblocking(False)
         try:
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
-                answer = await _shake_hands(connection, endpoint.address["socket"], taken, ranges)
+                answer = await _shake_hands(connection, endpoint.address["socket"], taken, asked)
         except TimeoutError:
             raise Unavailable(f"{name} did not answer in {_HANDSHAKE_SECONDS:.0f} s") from None
         except OSError as error:
@@ -78,17 +82,12 @@ async def lease(
 
 
 async def _shake_hands(
-    connection: socket.socket, path: str, held: contextlib.ExitStack, ranges: int
+    connection: socket.socket, path: str, held: contextlib.ExitStack, asked: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The runner's answer, "descriptors" among its fields; `held` closes those."""
     loop = asyncio.get_running_loop()
     await loop.sock_connect(connection, path)
-    attach = {
-        "type": "attach",
-        "layout_hash": f"{LAYOUT_HASH:016x}",
-        "pid": os.getpid(),
-        "ranges": ranges,
-    }
+    attach = {"type": "attach", "layout_hash": f"{LAYOUT_HASH:016x}", **asked}
     await loop.sock_sendall(connection, json.dumps(attach).encode() + b"\n")
     line, descriptors = b"", array.array("i")
     while not line.endswith(b"\n"):

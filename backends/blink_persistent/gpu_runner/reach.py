@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from blink_persistent.agent.lines import LineSocket
-from blink_persistent.leases import listen
+from blink_persistent.lines import LineSocket
+from blink_persistent.range_keeper import listen
 from blink_server.errors import Unavailable
 
 OWNER_MODULE = "blink_persistent.gpu_runner"

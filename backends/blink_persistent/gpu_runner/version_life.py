@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from blink_persistent.agent.lines import LineSocket
 from blink_persistent.engines.place import SchedulerKind
 from blink_persistent.gpu_runner.service import GpuLost, MakeService, Service, Task
 from blink_persistent.gpu_runner.turns import Turns
+from blink_persistent.lines import LineSocket
 from blink_server.control import RunnerEnvironment
 from blink_server.errors import BlinkError, MemoryRefused
 

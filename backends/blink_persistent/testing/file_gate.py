@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from blink_persistent.agent.attach import Offer
-from blink_persistent.agent.lines import LineSocket
 from blink_persistent.agent.memory_port import MemoryPort
 from blink_persistent.agent.port import Bytes, PortLost, Span
 from blink_persistent.frontend.shm import lease
+from blink_persistent.lines import LineSocket
 from blink_persistent.ring import Ring
 from blink_server.backend import Endpoint
 from blink_server.remote.gates import GateOptions

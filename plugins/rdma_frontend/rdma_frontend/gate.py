@@ -31,8 +31,9 @@ async def open_gate(name: str, endpoint: Endpoint, options: GateOptions) -> Rdma
     with contextlib.ExitStack() as held:
         # Given back last: by then nothing of the agent's can land any more.
         connection, answer = await lease(
-            f"the runner of {name}", endpoint, held, ranges=options.ranges
+            f"the runner of {name}", endpoint, held, ranges=options.ranges, fenced=True
         )
+        held.callback(_detach, connection)
         device = Device(options.device)
         held.callback(device.close)
         gate = RdmaGate(device, connection, answer, options.ranges, held)
@@ -103,3 +104,8 @@ class RdmaGate:
             if gone:
                 asyncio.get_running_loop().remove_reader(connection)
                 self.lost.set()
+
+
+def _detach(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the runner is gone: it needs not be told
+        connection.send(b'{"type": "detach"}\n')

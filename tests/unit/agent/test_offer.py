@@ -14,8 +14,8 @@ import pytest
 
 from blink_persistent.agent import attach as attaching
 from blink_persistent.agent.attach import attach, open_port
-from blink_persistent.agent.lines import LineSocket
 from blink_persistent.agent.offer import RingOffer
+from blink_persistent.lines import LineSocket
 from blink_persistent.testing.scripted_harness import ScriptedHarness
 from blink_persistent.testing.scripted_shape import ScriptedShape
 from blink_server.errors import Unavailable

@@ -16,10 +16,10 @@ import pytest
 from blink_persistent.agent import attach
 from blink_persistent.agent.agent import Agent
 from blink_persistent.agent.attach import Refused
-from blink_persistent.agent.lines import LineSocket
 from blink_persistent.agent.memory_port import MemoryPort
 from blink_persistent.agent.port import PortLost
 from blink_persistent.agent.reconnection import reconnect
+from blink_persistent.lines import LineSocket
 from blink_persistent.testing.agent_thread import lease_limits
 from blink_persistent.testing.scripted_harness import ScriptedHarness
 from blink_persistent.testing.scripted_shape import ScriptedShape

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from blink_persistent.agent.lines import LineSocket
 from blink_persistent.engines.place import SchedulerKind
 from blink_persistent.gpu_runner.service import GpuLost, Service, Task
 from blink_persistent.gpu_runner.turns import Turns
 from blink_persistent.gpu_runner.version_life import VersionLife
+from blink_persistent.lines import LineSocket
 from blink_server.backend import Endpoint
 from blink_server.control import RunnerEnvironment
 from blink_server.errors import EngineFailure, MemoryRefused, Unavailable

@@ -1,15 +1,4 @@
-"""JSON lines between a runner and an agent over a Unix socket.
-
-    agent -> runner  {"type": "attach", "layout_hash": "<16 hex digits>"}
-    runner -> agent  {"type": "attached", "transport": name, "address": {...}, "first_range": i,
-                       "ranges": n, "epoch": e, "limits": {...}} with the transport's descriptors,
-                      or {"type": "refused", "reason": "..."}
-    runner -> agent  {"type": "flush", "number": n}: send all that workers have written by now
-    agent -> runner  {"type": "flushed", "number": n}
-    agent -> runner  {"type": "detach"}: nothing of mine lands in the ring any more
-
-The connection stays open: its end tells each that the other is gone.
-"""
+"""JSON lines, and descriptors with them, over a Unix socket."""
 
 from __future__ import annotations
 
@@ -41,7 +30,8 @@ class LineSocket:
         """Send one line, `descriptors` with it. Raises OSError."""
         line = json.dumps(message).encode() + b"\n"
         sent = socket.send_fds(self._connection, [line], list(descriptors)) if descriptors else 0
-        self._connection.sendall(line[sent:])
+        if rest := line[sent:]:  # with nothing to send it would fail where the peer has gone
+            self._connection.sendall(rest)
 
     def messages(self, descriptors: list[int] | None = None) -> Iterator[dict[str, Any]]:
         """The lines of one read, which waits for it, or those that `first` has left of an earlier
