@@ -1,0 +1,218 @@
+"""Attention over paged KV from TensorRT's own layers, without a plugin.
+
+A page is a batch row of a KV-cache update, whose packed form takes another number of tokens for
+each row; so tokens are put in the order of their pages first. Then all pages of all block tables
+are gathered, and every token attends to them under a mask. It copies the whole context in each
+step and computes each token's scores for every row's entries: right everywhere, fast nowhere. The
+packed form of TensorRT's attention itself would spare that, but has no kernel for what
+TensorRT for RTX 1.7 builds for (8.0, 8.9, 12.0).
+
+Needs TensorRT 11 or TensorRT for RTX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from blink_persistent.engines.tensorrt.attention import Attended
+from blink_persistent.engines.tensorrt.layers import Layers, Tensor
+from blink_persistent.engines.tensorrt.locate import Located, locate
+from blink_server.errors import EngineFailure
+
+_NO_PAGE = 1 << 30  # beyond every page's number
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What all layers of a step share."""
+
+    order: Tensor  # int32 [tokens] by page, those of nobody last
+    page_ends: Tensor  # int32 [blocks + 1] tokens before each page, in that order
+    write_at: Tensor  # int32 [blocks] the first entry to be written of each page
+    visible: Tensor  # bool [1, 1, tokens, n * max_blocks * block_size]
+
+
+class NativeAttention:
+    """Fulfils `PagedAttention`. Raises EngineFailure for a module without packed KV updates."""
+
+    def __init__(self, layers: Layers) -> None:
+        if not hasattr(layers.trt, "AttentionIOForm"):
+            raise EngineFailure(
+                f"TensorRT {layers.trt.__version__} cannot update KV entries page by page: "
+                "attention without a plugin needs TensorRT 11, or TensorRT for RTX"
+            )
+        self._layers = layers
+        self._plan: _Plan | None = None
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        block_table: Tensor,
+        kv_len: Tensor,
+        start: Tensor,
+        *,
+        cu_seqlens: Tensor,
+        name: str,
+    ) -> Attended:
+        layers, trt = self._layers, self._layers.trt
+        if self._plan is None:
+            self._plan = _Planner(layers, k_pool, block_table).plan(q, start, kv_len, cu_seqlens)
+        k_pool = self._update(k_pool, k, f"{name}/keys")
+        v_pool = self._update(v_pool, v, f"{name}/values")
+        heads, head_dim = q.shape[1:]
+        scale = layers.scalar(head_dim**-0.5, layers.numpy_type(q), 3)
+        scaled = layers.elementwise(q, scale, "PROD", f"{name}/scaled")
+        attention = layers.network.add_attention_v2(
+            layers.reshape(scaled, (1, heads, -1, head_dim), f"{name}/queries", first=(1, 0, 2)),
+            self._entries(k_pool, block_table, f"{name}/keys"),
+            self._entries(v_pool, block_table, f"{name}/values"),
+            trt.AttentionNormalizationOp.SOFTMAX,
+            trt.CausalMaskKind.NONE,
+        )
+        mixed = layers.output(attention, f"{name}/attention")
+        attention.mask = self._plan.visible
+        attention.decomposable = True
+        return Attended(
+            layers.reshape(mixed, (-1, heads, head_dim), f"{name}/mixed", first=(0, 2, 1, 3)),
+            k_pool,
+            v_pool,
+        )
+
+    def _update(self, pool: Tensor, entries: Tensor, name: str) -> Tensor:
+        """The pool after a step's entries, [tokens, kv_heads, head_dim], were written to it."""
+        layers, trt, plan = self._layers, self._layers.trt, self._plan
+        assert plan is not None
+        update = layers.network.add_kv_cache_update(
+            pool,
+            layers.gather(entries, plan.order, f"{name}/by_page"),
+            plan.write_at,
+            trt.KVCacheMode.LINEAR,
+        )
+        layers.named(update, f"{name}/update").update_form = trt.AttentionIOForm.PACKED_NHD
+        update.update_lengths = plan.page_ends
+        return update.get_output(0)
+
+    def _entries(self, pool: Tensor, block_table: Tensor, name: str) -> Tensor:
+        """All entries of all block tables, [1, kv_heads, n * max_blocks * block_size, head_dim]."""
+        layers, (_, kv_heads, _, head_dim) = self._layers, pool.shape
+        pages = layers.gather(pool, block_table, f"{name}/pages")
+        shape = (1, kv_heads, -1, head_dim)
+        return layers.reshape(pages, shape, f"{name}/entries", first=(2, 0, 1, 3, 4))
+
+
+class _Planner:
+    """Adds what all layers share, once."""
+
+    def __init__(self, layers: Layers, pool: Tensor, block_table: Tensor) -> None:
+        self._layers = layers
+        self._pool = pool
+        self._block_table = block_table
+        self._block_size = pool.shape[2]
+        self._capacity = block_table.shape[1] * self._block_size
+
+    def plan(self, tokens: Tensor, start: Tensor, kv_len: Tensor, cu_seqlens: Tensor) -> _Plan:
+        layers = self._layers
+        with layers.scope("pages"):
+            located = locate(layers, tokens, start, kv_len, cu_seqlens)
+            page, offset = self._places(located)
+            order = self._order(page, located.indices)
+            page_ends, write_at = self._writes(page, offset)
+            return _Plan(order, page_ends, write_at, self._visible(located))
+
+    def _int(self, value: int, rank: int = 1) -> Tensor:
+        return self._layers.scalar(value, np.int32, rank)
+
+    def _both(self, x: Tensor, size: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        """x // size and x % size of int32 numbers that are not negative."""
+        layers = self._layers
+        quotient = layers.elementwise(x, size, "FLOOR_DIV", f"{name}/quotient")
+        product = layers.elementwise(quotient, size, "PROD", f"{name}/product")
+        return quotient, layers.elementwise(x, product, "SUB", f"{name}/remainder")
+
+    def _places(self, located: Located) -> tuple[Tensor, Tensor]:
+        """Each token's page, -1 where it writes none, and its offset in there."""
+        layers, width = self._layers, self._int(self._block_table.shape[1])
+        number, offset = self._both(located.positions, self._int(self._block_size), "place")
+        row = layers.elementwise(located.sequences, width, "PROD", "place/row")
+        index = layers.elementwise(row, number, "SUM", "place/index")
+        flat = layers.reshape(self._block_table, (-1,), "place/tables")
+        block = layers.gather(flat, index, "place/block")
+        less = layers.elementwise(block, self._int(_NO_PAGE), "SUB", "place/less")
+        kept = layers.elementwise(less, located.active, "PROD", "place/kept")
+        return layers.elementwise(kept, self._int(_NO_PAGE), "SUM", "page"), offset
+
+    def _order(self, page: Tensor, indices: Tensor) -> Tensor:
+        """The tokens in the order of their pages, as they came within one; int32 [tokens]."""
+        layers = self._layers
+        page_row, page_column = self._row(page, "page/row"), self._column(page, "page/column")
+        index_row = self._row(indices, "index/row")
+        index_column = self._column(indices, "index/column")
+        less = layers.elementwise(page_row, page_column, "LESS", "order/less")
+        equal = layers.elementwise(page_row, page_column, "EQUAL", "order/equal")
+        earlier = layers.elementwise(index_row, index_column, "LESS", "order/earlier")
+        tie = layers.elementwise(equal, earlier, "AND", "order/tie")
+        before = layers.elementwise(less, tie, "OR", "order/before")
+        rank = self._count(before, 1, "order/rank")
+        here = layers.elementwise(self._row(rank, "rank/row"), index_column, "EQUAL", "order/here")
+        flag = layers.cast(here, layers.trt.DataType.INT32, "order/flag")
+        place = layers.elementwise(flag, index_row, "PROD", "order/place")
+        return layers.reduce(place, "SUM", 1, "order", keep=False)
+
+    def _writes(self, page: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+        """`page_ends` and `write_at` of `_Plan`."""
+        layers, size = self._layers, self._int(self._block_size)
+        blocks = layers.size(self._pool, 0, "blocks")
+        ends = layers.elementwise(blocks, layers.scalar(1, np.int64, 1), "SUM", "blocks/ends")
+        page_row = self._row(page, "writes/page")
+        bounds = self._column(layers.arange(ends, "writes/bounds"), "writes/bounds/column")
+        below = layers.elementwise(page_row, bounds, "LESS", "writes/below")
+        page_ends = self._count(below, 1, "writes/page_ends")
+        numbers = self._column(layers.arange(blocks, "writes/numbers"), "writes/numbers/column")
+        here = layers.elementwise(page_row, numbers, "EQUAL", "writes/here")
+        flag = layers.cast(here, layers.trt.DataType.INT32, "writes/flag")
+        left = self._row(layers.elementwise(size, offset, "SUB", "writes/left"), "writes/left/row")
+        room = layers.elementwise(flag, left, "PROD", "writes/room")
+        most = layers.reduce(room, "MAX", 1, "writes/most", keep=False)
+        first = layers.elementwise(size, most, "SUB", "writes/first")
+        # A page that nothing is written to has its size here: an index it does not have.
+        return page_ends, self._both(first, size, "writes/at")[1]
+
+    def _visible(self, located: Located) -> Tensor:
+        """Which of all block tables' entries each token sees: its sequence's up to its own."""
+        layers = self._layers
+        slots = layers.size(layers.reshape(self._block_table, (-1,), "slots"), 0, "slots/count")
+        entries = layers.elementwise(
+            slots, layers.scalar(self._block_size, np.int64, 1), "PROD", "entries"
+        )
+        column = self._row(layers.arange(entries, "entries/numbers"), "entries/row")
+        capacity = self._int(self._capacity)
+        first = layers.elementwise(located.sequences, capacity, "PROD", "visible/first")
+        last = layers.elementwise(first, located.positions, "SUM", "visible/last")
+        before = layers.elementwise(
+            column, self._column(first, "visible/first/column"), "LESS", "visible/before"
+        )
+        after = layers.elementwise(
+            column, self._column(last, "visible/last/column"), "GREATER", "visible/after"
+        )
+        hidden = layers.elementwise(before, after, "OR", "visible/hidden")
+        seen = layers.unary(hidden, "NOT", "visible/seen")
+        axes = layers.constant("visible/axes", np.array((0, 1), np.int64))
+        return layers.output(layers.network.add_unsqueeze(seen, axes), "visible")
+
+    def _row(self, x: Tensor, name: str) -> Tensor:
+        return self._layers.reshape(x, (1, -1), name)
+
+    def _column(self, x: Tensor, name: str) -> Tensor:
+        return self._layers.reshape(x, (-1, 1), name)
+
+    def _count(self, flags: Tensor, axis: int, name: str) -> Tensor:
+        """How many flags are set along an axis, int32."""
+        layers = self._layers
+        numbers = layers.cast(flags, layers.trt.DataType.INT32, f"{name}/numbers")
+        return layers.reduce(numbers, "SUM", axis, name, keep=False)
