@@ -163,13 +163,11 @@ class Layers:
 
     def arange(self, size: Tensor, name: str) -> Tensor:
         """int32 [size]: 0, 1, 2 ..., for an int64 [1] of `size` or what is made of it."""
-        fill = self.named(
-            self.network.add_fill((1,), self.trt.FillOperation.LINSPACE, self.trt.DataType.INT32),
-            name,
-        )
-        fill.set_input(0, size)
-        fill.set_input(1, self.scalar(0, np.int32, 0))
-        fill.set_input(2, self.scalar(1, np.int32, 1))
+        zero, one = self.scalar(0, np.int32, 0), self.scalar(1, np.int32, 1)
+        kind, dtype = self.trt.FillOperation.LINSPACE, self.trt.DataType.INT32
+        fill = self.named(self.network.add_fill((1,), kind, dtype), name)
+        for index, tensor in enumerate((size, zero, one)):
+            fill.set_input(index, tensor)
         return fill.get_output(0)
 
     def rms_norm(self, x: Tensor, gain: Array, epsilon: float, name: str) -> Tensor:

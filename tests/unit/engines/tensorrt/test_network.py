@@ -1,0 +1,151 @@
+"""The network that is really built, evaluated in numpy, agrees with the plain decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from blink_persistent.engines.tensorrt.weights import NetworkWeights
+from blink_persistent.testing.network_decoder import NetworkDecoder
+from blink_persistent.testing.step_parts import INACTIVE, Part
+from blink_server.testing.llama_reference import Forward, forward
+from blink_server.testing.memory_checkpoint import random_checkpoint, tiny_architecture
+
+TOLERANCE = 2e-5
+
+Array = npt.NDArray[Any]
+
+
+class Case:
+    """One random model, its steps and its plain answer."""
+
+    def __init__(
+        self,
+        trt: Any,
+        builder: Any,
+        changes: dict[str, Any],
+        *,
+        dtype: npt.DTypeLike = np.float32,
+        native_experts: bool = False,
+    ) -> None:
+        self.architecture = tiny_architecture(**changes)
+        checkpoint = random_checkpoint(self.architecture, seed=3)
+        weights = NetworkWeights(
+            {name: tensor.astype(dtype) for name, tensor in checkpoint.dequantized().items()}
+        )
+        self.plain = {
+            name: weights[name].astype(np.float32) for name in self.architecture.tensor_shapes()
+        }
+        self.paged = NetworkDecoder(
+            trt, builder, self.architecture, weights, native_experts=native_experts
+        )
+        self.random = np.random.default_rng(5)
+
+    def tokens(self, count: int) -> tuple[int, ...]:
+        return tuple(self.random.integers(0, self.architecture.vocabulary_size, count).tolist())
+
+    def expect(self, token_ids: tuple[int, ...]) -> Forward:
+        return forward(self.architecture, self.plain, token_ids)
+
+
+MakeCase = Callable[..., Case]
+
+
+@pytest.fixture
+def make_case(trt: Any, builder: Any) -> MakeCase:
+    return lambda **changes: Case(trt, builder, changes)
+
+
+def close(found: Array, expected: Array) -> None:
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_a_prompt_in_one_step(make_case: MakeCase, family: dict[str, Any]) -> None:
+    case = make_case(**family)
+    prompt = case.tokens(37)
+    found = case.paged.prefill([Part((7, 2, 5), 0, prompt)])
+    expected = case.expect(prompt)
+    close(found[0], expected.logits[-1])
+    entries = case.paged.entries((7, 2, 5), 37)
+    close(entries[:, 0], expected.keys)
+    close(entries[:, 1], expected.values)
+
+
+def test_chunks_from_their_start_positions(make_case: MakeCase, family: dict[str, Any]) -> None:
+    case = make_case(**family)
+    prompt, blocks = case.tokens(45), (9, 1, 4)
+    for start, end in ((0, 20), (20, 21), (21, 45)):
+        found = case.paged.prefill([Part(blocks, start, prompt[start:end])])
+        close(found[0], case.expect(prompt[:end]).logits[-1])
+
+
+def test_packed_prompts_in_a_larger_key(make_case: MakeCase, family: dict[str, Any]) -> None:
+    """Three prompts and a later chunk; unused sequences and stale tokens behind them."""
+    case = make_case(**family)
+    prompts = [case.tokens(count) for count in (1, 18, 5, 22)]
+    tables = [(3,), (12, 11), (6,), (20, 8)]
+    case.paged.prefill([Part(tables[3], 0, prompts[3][:9])])
+    parts = [
+        Part(table, start, prompt[start:])
+        for table, start, prompt in zip(tables, (0, 0, 0, 9), prompts, strict=True)
+    ]
+    found = case.paged.prefill(parts, sequences=8, tokens=64)
+    for logits, prompt in zip(found, prompts, strict=True):
+        close(logits, case.expect(prompt).logits[-1])
+    untouched = sorted(set(range(32)) - {block for table in tables for block in table})
+    for name, pool in case.paged.pools.items():
+        assert not pool[untouched].any(), f"{name}: a block of nobody was written"
+
+
+def test_decode_over_block_tables_with_inactive_rows(
+    make_case: MakeCase, family: dict[str, Any]
+) -> None:
+    case = make_case(**family)
+    texts = [case.tokens(count) for count in (15, 40, 3)]
+    tables = [(5, 17), (30, 2, 9), (4,)]
+    for table, text in zip(tables, texts, strict=True):
+        case.paged.prefill([Part(table, 0, text[:-1])])
+    first, second, third = (
+        Part(table, len(text) - 1, text[-1:]) for table, text in zip(tables, texts, strict=True)
+    )
+    found = case.paged.decode([first, INACTIVE, second, third, INACTIVE], rows=8)
+    for row, text in ((0, texts[0]), (2, texts[1]), (3, texts[2])):
+        close(found[row], case.expect(text).logits[-1])
+    assert np.isfinite(found).all()
+    for name, pool in case.paged.pools.items():
+        assert not pool[0].any(), f"{name}: an inactive row wrote to the null block"
+    close(case.paged.entries(tables[1], 40)[:, 0], case.expect(texts[1]).keys)
+
+
+def test_decode_goes_on_token_by_token_across_a_block(make_case: MakeCase) -> None:
+    case = make_case()
+    text, blocks = case.tokens(20), (13, 14)
+    case.paged.prefill([Part(blocks, 0, text[:14])])
+    for end in range(15, 21):
+        found = case.paged.decode([Part(blocks, end - 1, text[end - 1 : end])])
+        close(found[0], case.expect(text[:end]).logits[-1])
+
+
+def test_in_bfloat16_logits_stay_close(trt: Any, builder: Any, family: dict[str, Any]) -> None:
+    """The bound is on the errors' root mean square, as a share of the logits' spread."""
+    case = Case(trt, builder, family, dtype=ml_dtypes.bfloat16)
+    text = case.tokens(30)
+    case.paged.prefill([Part((4, 3), 0, text[:-1])])
+    found = case.paged.decode([Part((4, 3), 29, text[-1:])])[0]
+    expected = case.expect(text).logits[-1]
+    assert found.dtype == np.float32
+    error = np.sqrt(np.mean((found - expected) ** 2)) / expected.std()
+    assert 0 < error < 0.02
+
+
+def test_experts_by_the_modules_own_layer(trt: Any, builder: Any) -> None:
+    changes = {"family": "qwen3_moe", "experts": 5, "experts_per_token": 2}
+    case = Case(trt, builder, changes, native_experts=True)
+    prompt = case.tokens(21)
+    found = case.paged.prefill([Part((7, 2), 0, prompt)])
+    close(found[0], case.expect(prompt).logits[-1])
