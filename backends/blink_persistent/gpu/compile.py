@@ -49,7 +49,7 @@ def compile_program(
     if kept.exists():
         return kept.read_bytes()
     cubin = _link(_compile(source, text, options), arch, source)
-    _write_whole(kept, cubin)
+    write_whole(kept, cubin)
     return cubin
 
 
@@ -172,7 +172,7 @@ def _link(relocatable: bytes, arch: str, source: str) -> bytes:
         nvjitlink.destroy(handle)
 
 
-def _write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
     """Written under another name first, so that no reader sees a part of it."""
     descriptor, name = tempfile.mkstemp(dir=path.parent)
     try:

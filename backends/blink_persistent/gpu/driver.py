@@ -42,6 +42,16 @@ def cuda_driver() -> Any:
     return driver
 
 
+def checked_call(driver: Any, function: str, *arguments: object) -> Any:
+    """A driver call's result: one value, a tuple of several, or None. Raises CudaError."""
+    status, *results = getattr(driver, function)(*arguments)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise CudaError(f"{function}: {status.name}")
+    if len(results) > 1:
+        return tuple(results)
+    return results[0] if results else None
+
+
 class Gpu:
     """One device. `arch` is its real architecture ("sm_90"), `io` the stream for copies.
 
@@ -77,12 +87,7 @@ class Gpu:
 
     def call(self, function: str, *arguments: object) -> Any:
         """Its result (one value, a tuple of several, or None). Raises CudaError."""
-        status, *results = getattr(self.driver, function)(*arguments)
-        if status != self.driver.CUresult.CUDA_SUCCESS:
-            raise CudaError(f"{function}: {status.name}")
-        if len(results) > 1:
-            return tuple(results)
-        return results[0] if results else None
+        return checked_call(self.driver, function, *arguments)
 
     def make_current(self) -> None:
         """Have this thread's calls concern this device; those of the thread that made it do."""
@@ -195,6 +200,10 @@ class Gpu:
             self.call,
             *("cuLaunchKernel", function, grid, 1, 1, block, 1, 1, 0, stream, (values, kinds), 0),
         )
+        self.enqueue(function, stream, launch)
+
+    def enqueue(self, function: Any, stream: Any, launch: Callable[[], object]) -> None:
+        """Have `launch` launch the kernel on the stream, or record it; as `launch` waits."""
         if int(function) not in self._not_launched or self._is_recording(stream):
             launch()
             return

@@ -14,15 +14,14 @@ from blink_persistent.engines.cuda.kernels import decode_attention, prefill_atte
 from blink_persistent.engines.cuda.kernels.choices import (
     DEFAULT_TILING,
     DOT_LEAST,
+    PREFILL_TILE,
+    QUERY_TILE,
     ROW_TILES,
     DecodeTiling,
     Tilings,
     row_tile,
 )
 from blink_server.importers.checkpoint import Architecture
-
-PREFILL_TILE = 64
-QUERY_TILE = 128
 
 
 class Attention:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 LEAST_SPLIT = 128  # entries; a shorter share is not worth a program
 MOST_SPLITS = 64
 DOT_LEAST = 16  # the smallest side of a tile that the matrix units take
+PREFILL_TILE = 64  # entries that a program of prefill attention takes at a time
+QUERY_TILE = 128  # queries that it takes at most
 
 
 @dataclass(frozen=True, slots=True)
