@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from prometheus_client.core import Metric
 
@@ -27,20 +28,25 @@ class RecentLatencies:
         self._clock = clock
         self._seen: deque[tuple[float, dict[str, Counts]]] = deque()
 
-    def observe(self, families: Iterable[Metric]) -> Mapping[str, Sequence[float | None]]:
-        """The quantiles of the window, in seconds, None where nothing was observed.
+    def observe(self, families: Iterable[Metric]) -> dict[str, dict[str, Any]]:
+        """By name: `quantiles` in seconds, None where there never was anything, and `minutes`.
 
-        The first time, the window is all that the histograms have.
+        Those are the window's: at least one, more than five where nobody has asked meanwhile. They
+        are 0 where the quantiles are of all that the histograms have: the first time, and where
+        nothing was observed in the window, since what there ever was says more than nothing.
         """
         now, counts = self._clock(), _counts(families)
         while len(self._seen) > 1 and now - self._seen[1][0] >= WINDOW_SECONDS:
             self._seen.popleft()
-        oldest = self._seen[0][1] if self._seen else {}
+        begun, oldest = self._seen[0] if self._seen else (now, {})
         self._seen.append((now, counts))
-        return {
-            name: [quantile(_growth(counts[name], oldest.get(name, {})), q) for q in QUANTILES]
-            for name in HISTOGRAMS
-        }
+        found = {}
+        for name, ever in counts.items():
+            grown = _growth(ever, oldest[name]) if oldest else None
+            minutes = 0 if grown is None else max(1, round((now - begun) / 60))
+            quantiles = [quantile(ever if grown is None else grown, q) for q in QUANTILES]
+            found[name] = {"quantiles": quantiles, "minutes": minutes}
+        return found
 
 
 def _counts(families: Iterable[Metric]) -> dict[str, Counts]:
@@ -55,10 +61,10 @@ def _counts(families: Iterable[Metric]) -> dict[str, Counts]:
     return counts
 
 
-def _growth(now: Counts, before: Counts) -> Counts:
+def _growth(now: Counts, before: Counts) -> Counts | None:
+    """None: there is none."""
     grown = {bound: count - before.get(bound, 0.0) for bound, count in now.items()}
-    # Nothing recent: what there ever was says more than nothing.
-    return grown if grown.get(math.inf) else now
+    return grown if grown.get(math.inf) else None
 
 
 def quantile(counts: Counts, q: float) -> float | None:

@@ -5,6 +5,7 @@
     rings       {"name:1": {"slots", "per_range", "cells": {slot: [state, ticket, tokens, since]}}}
     schedulers  {"name:1": the numbers of `SchedulerStats`}
     graphs      {"name:1": {"phase:sequences:tokens": launches}}
+    latencies   those of `RecentLatencies`, of all models together; the feed adds them
 
 Version 0 stands for a model that has none; its reason says why. `state` of a slot is its place in
 `SLOT_STATES`, `since` when its request was claimed, in seconds since 1970; empty slots are left

@@ -38,6 +38,13 @@ _RATES = {
     "steps": "steps",
     "requests": "completions",
 }
+_AGENT_RATES = {
+    "agent turns": "agent_turns",
+    "reads": "agent_reads",
+    "bytes read": "agent_read_bytes",
+    "writes": "agent_writes",
+    "bytes written": "agent_written_bytes",
+}
 _TOTALS = ("preemptions", "parks", "tail_launches", "launch_retries")
 
 
@@ -59,10 +66,11 @@ def picture(watch: Watch, width: int, models: Sequence[str] = ()) -> RenderableT
                 _gauges(state, name),
                 *_ring(state, name, width),
                 _numbers(watch, name, now),
+                *_agent(watch, name, now),
                 _graphs(watch, name, now, width),
             ]
-        if any(value is not None for q in state.get("latencies", {}).values() for value in q):
-            parts += [Rule("latency, all models, last minutes", align="left"), _latencies(state)]
+        if any(each["quantiles"][0] is not None for each in state.get("latencies", {}).values()):
+            parts += [Rule("latency, all models", align="left"), _latencies(state)]
         return Group(*parts)
 
 
@@ -160,6 +168,19 @@ def _numbers(watch: Watch, name: str, now: float) -> RenderableType:
     return Columns(words, padding=(0, 2))
 
 
+def _agent(watch: Watch, name: str, now: float) -> Iterable[RenderableType]:
+    """What carries requests to the ring and answers back, where the ring is elsewhere."""
+    stats = watch.state["schedulers"][name]
+    if not stats.get("agent_turns"):
+        return
+    words = [
+        f"{label} {_rate(watch.rates.per_second(now, 'schedulers', name, field))}"
+        for label, field in _AGENT_RATES.items()
+    ]
+    words.append(f"reconnections {stats['agent_reconnections']}")
+    yield Columns(words, padding=(0, 2))
+
+
 def _graphs(watch: Watch, name: str, now: float, width: int) -> RenderableType:
     """The graphs that run most often now; those that have, where nothing runs."""
     totals: dict[str, int] = watch.state.get("graphs", {}).get(name, {})
@@ -180,9 +201,19 @@ def _latencies(state: State) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_row("", "p50", "p95", "p99", style="dim")
     for name, label in _LATENCIES.items():
-        quantiles = state["latencies"].get(name, (None, None, None))
-        table.add_row(label, *("-" if q is None else _duration(q) for q in quantiles))
+        told = state["latencies"][name]
+        table.add_row(
+            label,
+            *("-" if q is None else _duration(q) for q in told["quantiles"]),
+            _span(told["minutes"]),
+        )
     return table
+
+
+def _span(minutes: int) -> str:
+    if not minutes:
+        return "since the start"
+    return "last minute" if minutes == 1 else f"last {minutes} minutes"
 
 
 def _rate(value: float | None) -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+import time
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import expect
+
+from blink_server.testing.fake_backend import STATS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -113,7 +119,31 @@ async def test_the_scheduler_and_latencies_move(open_page: Any, url: str) -> Non
     await expect(steps).not_to_have_text("0")
     await page.get_by_role("button", name="Stop").click()
     await expect(rows).to_have_text("0 / 8")
-    await expect(page.locator("#latency-rows tr").first).to_contain_text("s")
+    told = re.compile("since the start|last minute|last [0-9]+ minutes")
+    await expect(page.locator("#latency-rows tr").first).to_contain_text(told)
+
+
+async def test_an_agent_is_shown_where_there_is_one(open_page: Any, url: str) -> None:
+    page = await open_page(url)
+    await expect(page.get_by_role("heading", name="Agent")).to_be_hidden()
+    state = {
+        "time": time.time(),
+        "server": "READY",
+        "models": {
+            "far:1": {"epoch": 1, "state": "READY", "reason": "", "aliases": [], "serves": True}
+        },
+        "rings": {},
+        "schedulers": {"far:1": {**asdict(STATS), "graphs": None}},
+        "graphs": {},
+    }
+    events = f"event: state\ndata: {json.dumps(state)}\n\n"
+    told = {"content_type": "text/event-stream", "body": events}
+    await page.route(f"{url}/console/events", lambda route: route.fulfill(**told))
+    await page.reload()
+    agent = page.get_by_role("region", name="Agent far:1")
+    await expect(agent).to_be_visible()
+    reconnections = agent.locator(".tile", has_text="Reconnections").locator(".value")
+    await expect(reconnections).to_have_text(str(STATS.agent_reconnections))
 
 
 async def test_a_grid_of_many_graphs_tells_each_by_keyboard(open_page: Any, url: str) -> None:

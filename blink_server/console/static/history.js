@@ -27,7 +27,8 @@ export class History {
     this.last = { time: idle ? now : time, ...stats };
     if (before === null) return;
     const seconds = this.last.time - before.time;
-    if (seconds <= 0 || stats.steps < before.steps || seconds > LONGEST_STEP) {
+    const anew = stats.steps < before.steps || stats.agent_turns < before.agent_turns;
+    if (seconds <= 0 || anew || seconds > LONGEST_STEP) {
       this.push(null);
       return;
     }
@@ -52,4 +53,6 @@ export class History {
 const COUNTERS = [
   ...["steps", "generated_tokens", "prompt_tokens", "completions", "preemptions", "parks"],
   ...["decode_launches", "prefill_launches", "tail_launches", "launch_retries"],
+  ...["agent_turns", "agent_reads", "agent_read_bytes", "agent_writes", "agent_written_bytes"],
+  "agent_reconnections",
 ];

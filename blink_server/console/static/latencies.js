@@ -1,4 +1,4 @@
-// Percentiles of the last minutes.
+// Percentiles, and of how long.
 
 import { rangePlot } from "./charts.js";
 import { byId, h } from "./dom.js";
@@ -11,7 +11,12 @@ const NAMES = {
 };
 const LOW = 1e-4;
 
-/** `update(latencies)`: {name: [p50, p95, p99] in seconds or null}. */
+const span = (minutes) => {
+  if (minutes === 0) return "since the start";
+  return minutes === 1 ? "last minute" : `last ${minutes} minutes`;
+};
+
+/** `update(latencies)`: {name: {quantiles: [p50, p95, p99] in seconds or null, minutes}}. */
 export function latencyTable() {
   const rows = byId("latency-rows");
   let shown = "";
@@ -19,11 +24,12 @@ export function latencyTable() {
     const text = JSON.stringify(latencies);
     if (text === shown) return;
     shown = text;
-    const known = Object.values(latencies).flat().filter(Boolean);
+    const known = Object.values(latencies).flatMap((told) => told.quantiles).filter(Boolean);
     const high = 10 ** Math.ceil(Math.log10(Math.max(1, ...known)));
     rows.replaceChildren(
       ...Object.entries(NAMES).map(([name, label]) => {
-        const values = latencies[name] ?? [null, null, null];
+        const told = latencies[name] ?? { quantiles: [null, null, null], minutes: 0 };
+        const values = told.quantiles;
         const plot = values.includes(null)
           ? h("span", { class: "muted" }, "none yet")
           : rangePlot(values.map((value) => Math.max(value, LOW)), LOW, high);
@@ -34,6 +40,7 @@ export function latencyTable() {
           ...values.map((value) =>
             h("td", { class: "number" }, value === null ? "–" : duration(value)),
           ),
+          h("td", { class: "muted" }, values.includes(null) ? "" : span(told.minutes)),
           h("td", { class: "plot" }, plot),
         );
       }),

@@ -10,7 +10,7 @@ import { loginForm } from "./login.js";
 import { modelTable } from "./models.js";
 import { Playground } from "./playground.js";
 import { RingPanel } from "./ring.js";
-import { schedulerTiles } from "./scheduler.js";
+import { AGENT, SCHEDULER, showTiles } from "./scheduler.js";
 import { followTheme } from "./theme.js";
 
 const CONNECTION = {
@@ -24,7 +24,8 @@ const SAMPLE_MILLISECONDS = 1000;
 
 const ring = new RingPanel();
 const playground = new Playground();
-const showTiles = schedulerTiles(byId("tiles"));
+const showScheduler = showTiles(byId("tiles"), SCHEDULER);
+const showAgent = showTiles(byId("agent-tiles"), AGENT);
 const showLatencies = latencyTable();
 const showGraphs = graphGrid();
 const histories = new Map();
@@ -68,7 +69,9 @@ function sample() {
   }
   const stats = state.schedulers[watched];
   present("scheduler", byId("tiles"), stats !== undefined);
-  if (stats !== undefined) showTiles(stats, histories.get(watched));
+  if (stats !== undefined) showScheduler(stats, histories.get(watched));
+  byId("agent").hidden = !stats?.agent_turns;
+  if (stats?.agent_turns) showAgent(stats, histories.get(watched));
   const graphs = state.graphs[watched] ?? {};
   present("graphs", byId("graph-view"), Object.keys(graphs).length > 0);
   showGraphs(graphs);

@@ -1,4 +1,4 @@
-// The scheduler's numbers: a tile each, with what it was over the last minutes.
+// Numbers of the scheduler and of the agent: a tile each, with what it was over the last minutes.
 
 import { sparkline } from "./charts.js";
 import { h, setText } from "./dom.js";
@@ -20,7 +20,7 @@ const total = (label, name) => ({
 });
 const gauge = (label, name, now, peak) => ({ label, name, now, peak });
 
-const TILES = [
+export const SCHEDULER = [
   perSecond("Tokens", "generated_tokens"),
   perSecond("Steps", "steps"),
   gauge("Rows used", "rows_used", (s) => `${count(s.rows_used)} / ${count(s.rows)}`, count),
@@ -37,9 +37,18 @@ const TILES = [
   total("Completions", "completions"),
 ];
 
+export const AGENT = [
+  perSecond("Turns", "agent_turns"),
+  perSecond("Reads", "agent_reads"),
+  perSecond("Bytes read", "agent_read_bytes"),
+  perSecond("Writes", "agent_writes"),
+  perSecond("Bytes written", "agent_written_bytes"),
+  total("Reconnections", "agent_reconnections"),
+];
+
 /** `update(stats, history)` shows them; numbers that are counts have the rate in their line. */
-export function schedulerTiles(list) {
-  const tiles = TILES.map((tile) => {
+export function showTiles(list, kinds) {
+  const tiles = kinds.map((tile) => {
     const value = h("span", { class: "value" });
     const peak = h("span", { class: "peak" });
     const spark = sparkline(SAMPLES);

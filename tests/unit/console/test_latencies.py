@@ -29,6 +29,7 @@ def test_nothing_observed_has_no_quantile() -> None:
 class Clocked:
     def __init__(self) -> None:
         self.now = 0.0
+        self.minutes = -1
         self.registry = CollectorRegistry()
         self.histogram = Histogram(
             HISTOGRAMS["ttft"], "", ("model_name",), buckets=(0.1, 1, 10), registry=self.registry
@@ -39,7 +40,10 @@ class Clocked:
         self.now += after
         for value in values:
             self.histogram.labels("m").observe(value)
-        return self.latencies.observe(self.registry.collect())["ttft"][0]
+        told = self.latencies.observe(self.registry.collect())["ttft"]
+        self.minutes = told["minutes"]
+        median: float | None = told["quantiles"][0]
+        return median
 
 
 def test_the_window_leaves_old_observations_behind() -> None:
@@ -47,18 +51,38 @@ def test_the_window_leaves_old_observations_behind() -> None:
     first = clocked.seen(5, 5, 5, 5)
     assert first is not None
     assert 1 < first < 10
+    assert clocked.minutes == 0
     mixed = clocked.seen(0.05, after=WINDOW_SECONDS / 2)
     assert mixed is not None
     assert mixed < 0.1
+    assert clocked.minutes == round(WINDOW_SECONDS / 120)
     later = clocked.seen(0.5, 0.5, after=WINDOW_SECONDS)
     assert later is not None
     assert 0.1 < later < 1
+    assert clocked.minutes == round(WINDOW_SECONDS / 60)
+
+
+def test_a_window_in_which_nobody_asked_is_told_as_long_as_it_is() -> None:
+    clocked = Clocked()
+    clocked.seen(5)
+    clocked.seen(0.05, after=720)
+    assert clocked.minutes == 12
+    clocked.seen(0.05, after=2)
+    assert clocked.minutes == 12
+    clocked.seen(0.05, after=WINDOW_SECONDS - 2)
+    assert clocked.minutes == 5
+
+
+def test_nothing_ever_observed_is_told_as_nothing() -> None:
+    clocked = Clocked()
+    assert (clocked.seen(), clocked.minutes) == (None, 0)
 
 
 def test_without_news_it_is_told_what_ever_was() -> None:
     clocked = Clocked()
     before = clocked.seen(5)
     assert clocked.seen(after=2 * WINDOW_SECONDS) == before
+    assert clocked.minutes == 0
 
 
 def test_models_count_together() -> None:

@@ -58,6 +58,30 @@ def test_a_frame_tells_what_the_feed_told(watch: Watch) -> None:
     assert hottest.endswith("#" * (80 - 46))
 
 
+@pytest.mark.parametrize(
+    ("minutes", "words"), [(0, "since the start"), (1, "last minute"), (5, "last 5 minutes")]
+)
+def test_latencies_say_what_they_are_of(watch: Watch, minutes: int, words: str) -> None:
+    for told in watch.state["latencies"].values():
+        told["minutes"] = minutes
+    shown = [line for line in lines(watch) if line.endswith(words)]
+    assert len(shown) == len(watch.state["latencies"]) == 3
+
+
+def test_the_agent_is_shown_where_there_is_one(watch: Watch) -> None:
+    assert "agent" not in "\n".join(lines(watch))
+    stats = watch.state["schedulers"]["tiny:1"]
+    counts = ("turns", "reads", "read_bytes", "writes", "written_bytes", "reconnections")
+    now = watch.clock()
+    watch.rates = Rates()
+    for moment, count in ((now - 1, 50), (now, 90)):
+        stats.update({f"agent_{name}": count + place for place, name in enumerate(counts)})
+        watch.rates.observe(moment, watch.state)
+    text = " ".join(" ".join(lines(watch)).split())
+    assert "agent turns 40/s reads 40/s bytes read 40/s writes 40/s bytes written 40/s" in text
+    assert "reconnections 95" in text
+
+
 def test_slots_are_drawn_where_they_are(watch: Watch) -> None:
     ring = watch.state["rings"]["tiny:1"]
     ring["cells"] = {"0": [1, 1, 0, 0.0], "15": [4, 1, 0, 0.0], "4095": [3, 1, 1, 0.0]}
