@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,6 @@ from blink_server.plugin_blame import remember
 from blink_server.plugin_errors import BrokenPlugin, PluginError, definition_of
 from blink_server.plugin_files import import_failure
 from blink_server.schema_problems import nearest
-
-log = logging.getLogger(__name__)
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("blink_"))
 
@@ -43,7 +40,7 @@ class LoadedPlugin:
 
 
 class Door:
-    """The plugins of one process; without `strict` those that are broken are left out."""
+    """The plugins of one process; without `strict` those that are `broken` are left out."""
 
     def __init__(self, *, strict: bool) -> None:
         self._manager = PluginManager(hookspecs.PROJECT)
@@ -115,7 +112,6 @@ class Door:
     def _leave_out(self, error: BrokenPlugin) -> None:
         if self._strict:
             raise error
-        log.warning("left out: %s", error)
         self.broken.append(error)
         if self.loaded.pop(error.name, None) is not None:
             self._manager.unregister(name=error.name)

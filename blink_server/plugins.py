@@ -129,28 +129,29 @@ def load_plugins(
     *,
     choice: PluginChoice | None = None,
     extra: Mapping[str, object] | None = None,
+    warn: bool = True,
 ) -> Plugins:
     """Load the built-in, the installed and the directories' plugins.
 
     `choice` is by default the environment's, with `directories` instead of its own if given.
-    `extra` holds further plugins (modules or objects with hook functions) by name. Raises
-    PluginError: an unsafe directory, two plugins or two offers of one name, and, if the choice is
-    strict, a plugin that cannot be imported or breaks a hook's contract.
+    `extra` holds further plugins (modules or objects with hook functions) by name. `warn`: log
+    those that are left out. Raises PluginError: an unsafe directory, two plugins or two offers of
+    one name, and, if the choice is strict, a plugin that cannot be imported or breaks a contract.
     """
     choice = choice or PluginChoice.of_environment()
     if directories is not None:
         choice = choice.with_directories(directories)
     if not choice.reload:
-        return _load(choice, extra or {})
+        return _load(choice, extra or {}, warn=warn)
     # A file that changes within a second keeps its time stamp in a cached bytecode.
     sys.dont_write_bytecode = True
     stamps = read_plugin_stamps(choice.directories)
-    found = _load(choice, extra or {})
+    found = _load(choice, extra or {}, warn=warn)
     held = {each.name: getattr(found, each.name) for each in fields(Plugins)}
     return ReloadingPlugins(**held, choice=choice, extra=extra or {}, stamps=stamps)
 
 
-def _load(choice: PluginChoice, extra: Mapping[str, object]) -> Plugins:
+def _load(choice: PluginChoice, extra: Mapping[str, object], *, warn: bool = True) -> Plugins:
     candidates = list(_candidates(choice, extra))
     known = {each.name for each in candidates}
     for name in sorted(choice.disabled - known):
@@ -158,6 +159,9 @@ def _load(choice: PluginChoice, extra: Mapping[str, object]) -> Plugins:
     door = Door(strict=choice.strict)
     door.admit(each for each in candidates if each.name not in choice.disabled)
     found: Plugins = door.collect(_collect)
+    if warn:
+        for broken in found.broken:
+            log.warning("left out: %s", broken)
     return found
 
 

@@ -23,7 +23,7 @@ def plugins_command(ctx: click.Context, plugin_choice: PluginChoice, as_json: bo
     Broken ones are shown too, with what is wrong; the exit code is then 1, unless
     --no-strict-plugins is given.
     """
-    plugins = load_plugins(choice=replace(plugin_choice, strict=False))
+    plugins = load_plugins(choice=replace(plugin_choice, strict=False), warn=False)
     if as_json:
         click.echo(json.dumps(_as_json(plugins), indent=2))
     else:

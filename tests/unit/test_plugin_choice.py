@@ -195,12 +195,15 @@ def test_the_command_shows_names_versions_origins_and_hooks(directory: Path) -> 
     assert "blink_persistent" not in output
 
 
-def test_the_command_shows_broken_plugins_and_fails(directory: Path) -> None:
+def test_the_command_shows_broken_plugins_once_and_fails(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(directory / "bad.py", "x = (")
     status, output = plugins("--plugin-dir", directory)
     assert status == 1
     assert "broken: plugin 'bad'" in output
     assert "bad.py:1" in output
+    assert (output.count("plugin 'bad'"), caplog.text) == (1, "")
     assert plugins("--plugin-dir", directory, "--no-strict-plugins")[0] == 0
 
 
