@@ -50,6 +50,11 @@ SCHEDULER_VARIABLE = "BLINK_SCHEDULER"
 """A runner's environment variable: who launches a GPU's steps, "device" or "host", whatever
 config.json says; not set, config.json decides. `serve --scheduler` sets it."""
 
+HOST_RANGES_VARIABLE = "BLINK_HOST_RANGES"
+"""A runner's environment variable: how many ranges of a ring in GPU memory stay with this host's
+workers; the others are for frontends that reach into that memory. Not set, all stay. `serve` sets
+it where it lets frontends in with `--frontends-gpudirect`."""
+
 _FIRST_RETRY = 0.05  # seconds
 _LONGEST_RETRY = 1.0
 _LAST_WORDS_SECONDS = 3.0

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from blink_server.access import check_access
-from blink_server.control import SCHEDULER_VARIABLE
+from blink_server.control import HOST_RANGES_VARIABLE, SCHEDULER_VARIABLE
 from blink_server.errors import BlinkError
 from blink_server.front import FrontOptions
 from blink_server.front_options import front_options
@@ -138,6 +138,9 @@ def serve_command(
     os.environ[LOAD_TIMEOUT_VARIABLE] = str(load_timeout_secs)
     if scheduler is not None:
         os.environ[SCHEDULER_VARIABLE] = scheduler
+    if door is not None and door.gpudirect:
+        # One more, for the successor of a worker whose range is being taken back.
+        os.environ[HOST_RANGES_VARIABLE] = str(workers + 1)
     plugin_choice = replace(plugin_choice, reload=reload_plugins)
     os.environ.update(plugin_choice.variables())  # for workers and runners
     options = ServeOptions(

@@ -58,6 +58,7 @@ class RangeKeeper:
         self._reclaiming: set[int] = set()
         self._queue: list[Lease] = []  # they wait for ranges being reclaimed
         self._leases: list[Lease] = []
+        self._dying: set[int] = set()  # processes that still have leases
         self.selector = selectors.DefaultSelector()
         """Its data is called with the file object that is readable."""
         self._stop_pipe = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -76,6 +77,8 @@ class RangeKeeper:
         self._thread.join()
         self.selector.close()
         self._listener.close()
+        for process in self._dying:
+            os.close(process)
         for lease in self._leases:
             self.revoke(lease)
         for lease in (*self._leases, *self._queue):
@@ -214,9 +217,11 @@ class RangeKeeper:
 
         def ended(_: object) -> None:
             self.selector.unregister(process)
+            self._dying.discard(process)
             os.close(process)
             self._take_back(lease)
 
+        self._dying.add(process)
         self.selector.register(process, selectors.EVENT_READ, ended)
 
     def _take_back(self, lease: Lease) -> None:

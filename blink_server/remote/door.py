@@ -151,7 +151,7 @@ class Door:
 
     async def _converse(self, lines: Lines, session: Session) -> None:
         while line := await lines.read():
-            answer = session.answer(decode(line, (Say,)).body)
+            answer = await session.answer(decode(line, (Say,)).body)
             if answer is None:
                 self._sessions.end(session)
                 return

@@ -26,7 +26,8 @@ class DoorOptions:
     """What decides how frontends are let in; a successor takes a door over only if all is equal.
 
     `keys` is the credentials' directory, absolute; `device` this host's for agents elsewhere. A
-    session whose connection was lost is kept for `keep_seconds`.
+    session whose connection was lost is kept for `keep_seconds`. `gpudirect`: agents elsewhere may
+    reach into a GPU's memory.
     """
 
     host: str
@@ -34,6 +35,7 @@ class DoorOptions:
     keys: str
     device: str
     keep_seconds: float = 30.0
+    gpudirect: bool = True
 
 
 class DoorKeeper:

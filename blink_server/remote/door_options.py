@@ -35,6 +35,13 @@ _OPTIONS = [
         show_default=True,
         help="How long a frontend that is not heard of keeps its slots.",
     ),
+    click.option(
+        "--frontends-gpudirect/--no-frontends-gpudirect",
+        default=True,
+        show_default=True,
+        help="Have frontends reach into a GPU's memory where network cards can; else, and with "
+        "--no-, they go through this host's agent.",
+    ),
 ]
 
 
@@ -55,6 +62,7 @@ def door_options(command: Command) -> Command:
         frontends_key_dir: Path | None,
         frontends_device: str | None,
         frontends_keep_secs: float,
+        frontends_gpudirect: bool,
         **others: Any,
     ) -> Any:
         door = None
@@ -67,7 +75,9 @@ def door_options(command: Command) -> Command:
             keys = frontends_key_dir.absolute()
             open_key_directory(keys)
             door_context(keys)
-            door = DoorOptions(host, port, str(keys), frontends_device, frontends_keep_secs)
+            door = DoorOptions(
+                *(host, port, str(keys), frontends_device, frontends_keep_secs, frontends_gpudirect)
+            )
         return command(door=door, **others)
 
     with_options.__doc__ = command.__doc__

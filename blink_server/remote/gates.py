@@ -28,17 +28,18 @@ class GateOptions:
 
 
 class Gate(Protocol):
-    """Holds ranges of a ring for one agent. All calls on the event loop; none waits long."""
+    """Holds ranges of a ring for one agent. All calls on the event loop; `in_use` and `close` wait
+    for nothing."""
 
     lost: asyncio.Event
     """Set when the ring's runner is gone."""
 
-    def offer(self) -> Mapping[str, Any]:
+    async def offer(self) -> Mapping[str, Any]:
         """How the agent may connect: once more, too. Over an earlier connection nothing lands any
         more when this returns. Raises Unavailable."""
         ...
 
-    def connect(self, name: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def connect(self, name: Mapping[str, Any]) -> Mapping[str, Any]:
         """Let the agent's end of this name in; the name of this end.
 
         Raises Unavailable, and ValueError where it is no name.
@@ -50,7 +51,7 @@ class Gate(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing of the agent's lands any more; then give the ranges back."""
+        """Give the ranges back: nobody has them before nothing of the agent's lands any more."""
         ...
 
 

@@ -29,14 +29,14 @@ class Session:
         self.ended = asyncio.Event()
         """The ranges were given back."""
 
-    def answer(self, said: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    async def answer(self, said: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """What the gate says to a line of the agent's; None for a farewell. Never raises."""
         try:
             match said.get("type"):
                 case "attach" | "attach again":
-                    return {"type": "attached", **self.gate.offer()}
+                    return {"type": "attached", **await self.gate.offer()}
                 case "connect":
-                    return {"type": "connected", "name": self.gate.connect(said["name"])}
+                    return {"type": "connected", "name": await self.gate.connect(said["name"])}
                 case "detach":
                     return None
                 case other:

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from blink_persistent.agent.port import PortLost, Region, Span
+from blink_persistent.agent.port import PortLost, Region, Span, parts
 from blink_persistent.agent.relay import Relay
+from blink_persistent.gpu.direct import DirectMemory
 from blink_persistent.ring import SlotState
 from blink_persistent.testing.plain_frontend import PlainFrontend
 from blink_persistent.testing.scripted_request import ScriptedRequest
 from blink_persistent.testing.threaded_ring import ThreadedRing
 from blink_server.errors import Unavailable
 from rdma_frontend.device import Device
-from rdma_frontend.host import DmaBufMemory, HostEnd, HostMemory
+from rdma_frontend.gpu_end import GpuEnd
 from rdma_frontend.port import _DEPTH, RdmaPort
 from rdma_frontend.testing.guest import FRONTEND_DEVICE, HOST_DEVICE, SHAPE, set_link
 from rdma_frontend.testing.rdma_ring import RdmaRing
@@ -145,13 +146,11 @@ def test_two_agents_at_once(ring: ThreadedRing, rdma: RdmaRing) -> None:
 
 def test_memory_that_no_device_can_register_is_named(ring: ThreadedRing) -> None:
     """Soft-RoCE takes no dma-buf; the message is what a user without GPUDirect sees."""
-    device = Device(HOST_DEVICE)
-    memory = HostMemory(ring.harness.ring_fd, first_range=0, ranges=1)
-    end = HostEnd(device, DmaBufMemory(ring.harness.ring_fd, memory._parts))
-    with pytest.raises(Unavailable, match="cannot reach the GPU's memory by dma-buf"):
+    memory = DirectMemory(0, ring.harness.ring_fd)
+    end = GpuEnd(HOST_DEVICE, memory, parts(ring.harness.ring.header, 0, 1))
+    with pytest.raises(Unavailable, match=r"neither by dma-buf, .* nor by nvidia-peermem"):
         end.renew()
     end.close()
-    device.close()
 
 
 def test_a_device_that_is_not_there_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from blink_persistent import _native
 from blink_persistent.gpu.driver import Gpu
-from blink_persistent.ring import Ring
+from blink_persistent.ring import Ring, create_ring_memory
 
 _SHARED_PAGE = 2 << 20
 
@@ -25,18 +26,21 @@ class DeviceRing:
     def __init__(
         self, gpu: Gpu, shape: _native.RingShape, epoch: int, *, pinned: bool = True
     ) -> None:
-        """Without `pinned` the mirror takes only the memory of what is copied, and copies wait."""
+        """Without `pinned` the mirror takes only the memory of what is copied, and copies wait; it
+        is in a file then, `mirror_file`, which `close` closes."""
         self._gpu = gpu
         # Another process that opens an allocation gets the whole pages that it lies on.
-        self.address = gpu.allocate(-(-shape.total_bytes // _SHARED_PAGE) * _SHARED_PAGE)
-        self._memory = (
-            gpu.host_memory(shape.total_bytes)[0]
-            if pinned
-            else np.zeros(shape.total_bytes, np.uint8)
-        )
+        self.nbytes = -(-shape.total_bytes // _SHARED_PAGE) * _SHARED_PAGE
+        self.address = gpu.allocate(self.nbytes)
+        self.mirror_file = -1
+        if pinned:
+            self._memory = gpu.host_memory(shape.total_bytes)[0]
+            _native.create_ring(self._memory, shape, epoch)
+        else:
+            self.mirror_file, memory = create_ring_memory(shape, epoch)
+            self._memory = np.frombuffer(memory, np.uint8)
         self._base = self._memory.ctypes.data
         self._stream = gpu.new_stream()
-        _native.create_ring(self._memory, shape, epoch)
         self.mirror = Ring(self._memory)
         self.push(self.mirror.header)
         self.flush()
@@ -62,6 +66,12 @@ class DeviceRing:
         """A header field's present value on the device."""
         self.pull(self.mirror.header)
         return self.mirror.field(name)
+
+    def close(self) -> None:
+        """Close the mirror's file; what is on the device is the GPU's to free."""
+        if self.mirror_file >= 0:
+            os.close(self.mirror_file)
+            self.mirror_file = -1
 
     def _place(self, view: npt.NDArray[Any]) -> int:
         offset = int(view.ctypes.data) - int(self._base)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections.abc import Iterator
 
 from blink_persistent.agent.offer import RingOffer
 from blink_persistent.engines import DeviceProvisioned
@@ -11,6 +13,7 @@ from blink_persistent.gpu.device_ring import DeviceRing
 from blink_persistent.gpu.device_scheduler import DeviceScheduler
 from blink_persistent.gpu.driver import CudaError
 from blink_persistent.gpu_runner.agent_process import AgentProcess
+from blink_persistent.gpu_runner.direct_leases import DirectLeases
 from blink_persistent.gpu_runner.pulse import pulsing
 from blink_persistent.gpu_runner.residents import Residents
 from blink_persistent.gpu_runner.service import GpuLost, Task
@@ -53,17 +56,28 @@ class DeviceService:
         self.check_seconds = min(self._limits.seconds / _CHECKS_OF_A_LIMIT, _LONGEST_CHECK_SECONDS)
         folder = environment.runtime_directory
         self._sockets = folder / "offer.sock", folder / "ring.sock"
-        self.endpoint = Endpoint("shm", {"socket": str(self._sockets[1])})
         self.memory_bytes = 0
+        owners = lease_limits(limits, shape)
+        self._direct = DirectLeases.open(
+            *(self._name, gpu, self._ring),
+            host_ranges=task.host_ranges,
+            socket_path=(direct := folder / "direct.sock"),
+            limits=owners,
+            still=self._still,
+        )
+        address = {"socket": str(self._sockets[1])}
+        if self._direct is not None:
+            address["direct"] = str(direct)
+        self.endpoint = Endpoint("shm", address)
         self._offer = RingOffer(
             self._sockets[0],
             {
                 "transport": "cuda",
                 "address": {"handle": gpu.share(self._ring.address).hex(), "device": 0},
                 "first_range": 0,
-                "ranges": self._ring.mirror.range_count,
+                "ranges": self._direct.first if self._direct else self._ring.mirror.range_count,
                 "epoch": environment.epoch,
-                "limits": lease_limits(limits, shape),
+                "limits": owners,
             },
         )
         self._agent: AgentProcess | None = None
@@ -72,6 +86,8 @@ class DeviceService:
             self._scheduler, step_seconds=max(map(self._limits.of, shape.grid.keys))
         )
         self._offer.start()
+        if self._direct is not None:
+            self._direct.start()
         self.completion = provisioned.complete(self._scheduler.publish)
         try:
             self._start_agent()
@@ -111,8 +127,11 @@ class DeviceService:
         """See `Service`."""
         if self._agent is not None:
             self._agent.close()
+        if self._direct is not None:
+            self._direct.close()
         self._residents.remove(self._scheduler)
         self._offer.close()
+        self._ring.close()
 
     def close(self) -> None:
         """See `Service`."""
@@ -121,6 +140,13 @@ class DeviceService:
                 self._provisioned.close()
         except CudaError as error:
             raise GpuLost(f"{self._name} cannot be given back: {error}") from error
+
+    @contextlib.contextmanager
+    def _still(self) -> Iterator[None]:
+        """Any thread; no scheduler is resident inside."""
+        self._provisioned.gpu.make_current()
+        with self._residents.exclusive():
+            yield
 
     def _start_agent(self) -> None:
         began = time.monotonic()
@@ -136,6 +162,8 @@ class DeviceService:
             try:
                 ended = self._scheduler.is_idle()
                 self._ring.pull(self._ring.mirror.header)
+                if self._direct is not None:
+                    self._direct.look()
                 error = self._scheduler.error()
                 parked = self._scheduler.condition() is Condition.PARKED
             except CudaError as lost:

@@ -7,7 +7,8 @@ when it ends, and this process ends, with the reason as its last line, when the 
 lines go over the connection:
 
     owner -> link  {"type": "hello", "pid": n}
-    link -> owner  {"type": "load", "environment": {...}, "threads": n, "scheduler": kind or null}
+    link -> owner  {"type": "load", "environment": {...}, "threads": n, "scheduler": kind or null,
+                   "host_ranges": n or null}
     owner -> link  {"type": "progress", "stage": s, "fraction": x}, {"type": "log", "line": s}
     owner -> link  {"type": "ready", "transport": t, "address": {...}, "memory_bytes": n}
     link -> owner  {"type": "drain", "seconds": x}, {"type": "stop"}
@@ -33,7 +34,7 @@ from typing import Any
 
 from blink_persistent.gpu_runner.reach import OWNER_MODULE, GpuFiles, last_words, reach
 from blink_server.backend import Endpoint
-from blink_server.control import SCHEDULER_VARIABLE, RunnerChannel
+from blink_server.control import HOST_RANGES_VARIABLE, SCHEDULER_VARIABLE, RunnerChannel
 from blink_server.errors import BlinkError
 from blink_server.logs import RUNNER_FORMAT
 from blink_server.messages import Drain
@@ -59,8 +60,14 @@ class VersionLink:
     def run(self, threads: int) -> int:
         """Have the version served until told to stop; the exit status."""
         environment = self._channel.environment.variables()
-        scheduler = os.environ.get(SCHEDULER_VARIABLE)
-        self._send(type="load", environment=environment, threads=threads, scheduler=scheduler)
+        ranges = os.environ.get(HOST_RANGES_VARIABLE)
+        self._send(
+            type="load",
+            environment=environment,
+            threads=threads,
+            scheduler=os.environ.get(SCHEDULER_VARIABLE),
+            host_ranges=int(ranges) if ranges else None,
+        )
         threading.Thread(target=self._forward_commands, name="commands", daemon=True).start()
         ended = self._relay()
         if not ended:

@@ -18,11 +18,16 @@ class GpuLost(BlinkError):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A version to serve; `scheduler` goes over what its config.json says."""
+    """A version to serve; `scheduler` goes over what its config.json says.
+
+    `host_ranges` of its ring stay with this host's workers; the others are for frontends that
+    reach into the GPU's memory. None: all stay.
+    """
 
     environment: RunnerEnvironment
     threads: int
     scheduler: SchedulerKind | None
+    host_ranges: int | None = None
 
 
 class Service(Protocol):

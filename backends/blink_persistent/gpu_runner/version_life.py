@@ -182,4 +182,5 @@ def _task_of(message: Mapping[str, Any]) -> Task:
         environment=RunnerEnvironment.read(message["environment"]),
         threads=message["threads"],
         scheduler=SchedulerKind(scheduler) if scheduler else None,
+        host_ranges=message["host_ranges"],
     )

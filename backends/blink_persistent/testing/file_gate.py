@@ -62,7 +62,7 @@ class FileGate:
         loop.add_reader(lent, self._listen, lent)
         self.resources.callback(loop.remove_reader, lent)
 
-    def offer(self) -> Mapping[str, Any]:
+    async def offer(self) -> Mapping[str, Any]:
         """Another bell; the port of the one before notices at once."""
         self._drop_bell()
         self._count += 1
@@ -86,7 +86,7 @@ class FileGate:
             },
         }
 
-    def connect(self, name: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def connect(self, name: Mapping[str, Any]) -> Mapping[str, Any]:
         """Nothing to be said."""
         return {}
 

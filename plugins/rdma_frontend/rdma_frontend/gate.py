@@ -14,20 +14,24 @@ from blink_persistent.frontend.shm import lease
 from blink_persistent.ring import LAYOUT_HASH, Ring
 from blink_server.backend import Endpoint
 from blink_server.errors import Unavailable
-from blink_server.remote.gates import GateOptions
+from blink_server.remote.gates import Gate, GateOptions
 from rdma_frontend.device import Device
+from rdma_frontend.direct_gate import open_direct_gate
 from rdma_frontend.host import HostEnd, HostMemory
-
-_RESUMABLE_SECONDS = 30.0
-_LEASED = ("range", "epoch", "bytes", "type", "descriptors")  # what is not a limit
+from rdma_frontend.offers import offer_of
 
 
-async def open_gate(name: str, endpoint: Endpoint, options: GateOptions) -> RdmaGate:
-    """Lease ranges of the ring, and open the device. Raises Unavailable."""
+async def open_gate(name: str, endpoint: Endpoint, options: GateOptions) -> Gate:
+    """Lease ranges of the ring, in a GPU's memory where they are offered there.
+
+    Raises Unavailable.
+    """
     if options.layout_hash != (mine := f"{LAYOUT_HASH:016x}"):
         raise Unavailable(f"ring layout {mine} differs from the agent's {options.layout_hash}")
     if endpoint.transport != "shm":
         raise Unavailable(f"{name}: no RDMA to a ring reached by {endpoint.transport!r}")
+    if "direct" in endpoint.address:
+        return await open_direct_gate(name, endpoint, options)
     with contextlib.ExitStack() as held:
         # Given back last: by then nothing of the agent's can land any more.
         connection, answer = await lease(
@@ -56,29 +60,22 @@ class RdmaGate:
         self.lost = asyncio.Event()
         self.resources = held
         file, self._bell, _ = answer["descriptors"]
-        first, count = answer["range"], ranges
-        self._end = HostEnd(device, HostMemory(file, first_range=first, ranges=count))
+        memory = HostMemory(file, first_range=answer["range"], ranges=ranges)
+        self._end = HostEnd(device, memory)
         held.callback(self._end.close)
         self._ring = Ring(mmap.mmap(file, answer["bytes"]))
-        self._offer = {
-            "transport": "rdma",
-            "first_range": first,
-            "ranges": count,
-            "epoch": answer["epoch"],
-            "limits": {key: value for key, value in answer.items() if key not in _LEASED},
-            "resumable_seconds": _RESUMABLE_SECONDS,
-        }
+        self._offer = offer_of(answer, ranges)
         loop = asyncio.get_running_loop()
         loop.add_reader(self._end.fd, self._heard)
         held.callback(loop.remove_reader, self._end.fd)
         loop.add_reader(connection, self._listen, connection)
         held.callback(loop.remove_reader, connection)
 
-    def offer(self) -> Mapping[str, Any]:
+    async def offer(self) -> Mapping[str, Any]:
         """Another queue pair, and other keys."""
         return {**self._offer, "address": self._end.renew()}
 
-    def connect(self, name: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def connect(self, name: Mapping[str, Any]) -> Mapping[str, Any]:
         """Bring this end's queue pair up."""
         return self._end.connect(name)
 

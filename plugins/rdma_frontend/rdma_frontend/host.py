@@ -9,9 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from blink_persistent.agent.port import Part, Region, header_of, parts
+from blink_persistent.agent.port import Region, header_of, parts
 from blink_persistent.ring import HEADER
-from blink_server.errors import Unavailable
 from rdma_frontend.completions import CompletionQueue
 from rdma_frontend.device import Buffer, Connection, Device
 from rdma_frontend.stitched import Stitched
@@ -62,42 +61,6 @@ class HostMemory:
             held.callback(region_of.close)
             for region, piece, address in zip(regions, pieces, mapped.addresses, strict=True):
                 places[region] = (address, piece.length, region_of.rkey)
-        return places
-
-
-class DmaBufMemory:
-    """Ranges of a ring in a GPU's memory, by the dma-buf that CUDA exports of it.
-
-    A region for each part, since a GPU's pages cannot be mapped side by side. The scheduler there
-    looks by itself.
-    """
-
-    bell = False
-
-    def __init__(self, file: int, region_parts: Mapping[Region, Part]) -> None:
-        """`region_parts`: bytes from the dma-buf's start."""
-        self._file = file
-        self._parts = region_parts
-
-    def register(self, device: Device, held: contextlib.ExitStack) -> dict[Region, Place]:
-        """Raises Unavailable where kernel or device cannot register dma-bufs."""
-        v = verbs()
-        read = v.e.IBV_ACCESS_REMOTE_READ
-        write = read | v.e.IBV_ACCESS_REMOTE_WRITE | v.e.IBV_ACCESS_LOCAL_WRITE
-        places: dict[Region, Place] = {}
-        for region, part in self._parts.items():
-            access = write if region in WRITTEN else read
-            try:
-                registered = v.DmaBufMR(
-                    device.protection, part.length, access, self._file, part.start
-                )
-            except v.PyverbsError as error:
-                raise Unavailable(
-                    f"RDMA device {device.name!r} cannot reach the GPU's memory by dma-buf: {error}"
-                ) from error
-            held.callback(registered.close)
-            # pyverbs gives a dma-buf's bytes the addresses of their offsets in it.
-            places[region] = (part.start, part.length, registered.rkey)
         return places
 
 

@@ -2,60 +2,57 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from blink_persistent.gpu.direct import export_dma_buf
+from blink_persistent.gpu.direct import open_to_cards
+from blink_persistent.testing.memory_gpu import DMA_BUF, ORDERING, MemoryGpu
+from blink_persistent.testing.scripted_harness import ScriptedHarness
+from blink_persistent.testing.scripted_shape import ScriptedShape
 from blink_server.errors import Unavailable
 
-SUPPORTED, ORDERING = "supported", "ordering"
 
-
-class FakeGpu:
-    """Answers with these attributes; descriptor 9 is the dma-buf."""
-
-    driver = SimpleNamespace(
-        CUdevice_attribute=SimpleNamespace(
-            CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED=SUPPORTED,
-            CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING=ORDERING,
-        ),
-        CUGPUDirectRDMAWritesOrdering=SimpleNamespace(CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER=100),
-        CUmemRangeHandleType=SimpleNamespace(CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD=1),
-    )
-
-    def __init__(self, **attributes: int) -> None:
-        self.attributes = attributes
-        self.exported: list[tuple[Any, ...]] = []
-
-    def call(self, function: str, *arguments: Any) -> Any:
-        if function == "cuDeviceGetAttribute":
-            assert arguments[1] == "device"
-            return self.attributes[arguments[0]]
-        if function == "cuMemGetHandleForAddressRange":
-            self.exported.append(arguments)
-            return 9
-        assert function == "cuCtxGetDevice"
-        return "device"
+@pytest.fixture
+def gpu() -> Iterator[Any]:
+    with ScriptedHarness(ScriptedShape()) as harness:
+        yield MemoryGpu(harness)
 
 
 @pytest.mark.parametrize("ordering", [100, 200])
-def test_memory_is_exported_where_writes_keep_their_order(ordering: int) -> None:
-    gpu: Any = FakeGpu(supported=1, ordering=ordering)
-    assert export_dma_buf(gpu, 1 << 21, 4096) == 9
-    assert gpu.exported == [(1 << 21, 4096, 1, 0)]
+def test_memory_is_exported_where_writes_keep_their_order(
+    gpu: Any, ordering: int, tmp_path: Path
+) -> None:
+    gpu.attributes[ORDERING] = ordering
+    address = gpu.allocate(4096)
+    memory = open_to_cards(gpu, address, 4096, modules=tmp_path)
+    assert memory.address == address
+    assert memory.dma_buf is not None
+    assert os.fstat(memory.dma_buf).st_size > 0
+    os.close(memory.dma_buf)
+
+
+@pytest.mark.parametrize("module", ["nvidia_peermem", "nv_peer_mem"])
+def test_without_dma_buf_a_loaded_module_will_do(gpu: Any, tmp_path: Path, module: str) -> None:
+    gpu.attributes[DMA_BUF] = 0
+    (tmp_path / module).mkdir()
+    memory = open_to_cards(gpu, gpu.allocate(4096), 4096, modules=tmp_path)
+    assert memory.dma_buf is None
 
 
 @pytest.mark.parametrize(
     ("attributes", "complaint"),
     [
-        ({"supported": 0, "ordering": 100}, "exports no dma-buf"),
-        ({"supported": 1, "ordering": 0}, "no order .writes ordering 0, 100 is needed"),
+        ({DMA_BUF: 0}, "no dma-buf .*nvidia-peermem is not loaded .*modprobe nvidia-peermem"),
+        ({ORDERING: 0}, "no order .writes ordering 0, 100 is needed"),
     ],
 )
-def test_what_would_not_work_is_refused(attributes: dict[str, int], complaint: str) -> None:
-    gpu: Any = FakeGpu(**attributes)
+def test_what_would_not_work_is_refused(
+    gpu: Any, tmp_path: Path, attributes: dict[str, int], complaint: str
+) -> None:
+    gpu.attributes.update(attributes)
     with pytest.raises(Unavailable, match=complaint):
-        export_dma_buf(gpu, 0, 4096)
-    assert gpu.exported == []
+        open_to_cards(gpu, gpu.allocate(4096), 4096, modules=tmp_path)

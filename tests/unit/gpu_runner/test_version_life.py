@@ -19,6 +19,7 @@ from blink_server.backend import Endpoint
 from blink_server.control import RunnerEnvironment
 from blink_server.errors import EngineFailure, MemoryRefused, Unavailable
 
+LOAD = {"type": "load", "threads": 2, "scheduler": None, "host_ranges": None}
 ENVIRONMENT = RunnerEnvironment(
     control_socket=Path("control.sock"),
     model="m",
@@ -84,7 +85,7 @@ class Rig:
 
     def load(self) -> None:
         variables = ENVIRONMENT.variables()
-        self.link.send({"type": "load", "environment": variables, "threads": 2, "scheduler": None})
+        self.link.send({**LOAD, "environment": variables})
 
     def hear(self, kind: str) -> dict[str, Any]:
         """The next message of this kind; others are passed over."""
@@ -105,18 +106,12 @@ def rig() -> Iterator[Rig]:
 
 
 def test_it_is_loaded_as_told_and_served_until_stopped(rig: Rig) -> None:
-    rig.link.send(
-        {
-            "type": "load",
-            "environment": ENVIRONMENT.variables(),
-            "threads": 2,
-            "scheduler": "host",
-        }
-    )
+    variables = ENVIRONMENT.variables()
+    rig.link.send({**LOAD, "environment": variables, "scheduler": "host", "host_ranges": 3})
     ready = rig.hear("ready")
     assert ready["address"] == {"socket": "ring.sock"}
     assert ready["memory_bytes"] == 5
-    assert rig.tasks == [Task(ENVIRONMENT, 2, SchedulerKind.HOST)]
+    assert rig.tasks == [Task(ENVIRONMENT, 2, SchedulerKind.HOST, 3)]
     rig.link.send({"type": "stop"})
     assert rig.hear("ended")["leaving"] is True
     assert rig.service.calls == ["stop", "close"]
@@ -208,7 +203,7 @@ def test_a_lost_gpu_is_the_owners_matter(rig: Rig) -> None:
 
 
 def test_nonsense_from_a_link_ends_it(rig: Rig) -> None:
-    rig.link.send({"type": "load", "environment": {}, "threads": 2, "scheduler": None})
+    rig.link.send({**LOAD, "environment": {}})
     rig.hear("ended")
     assert rig.tasks == []
 

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from blink_persistent.agent.port import PortLost, Region, Span, header_of, parts
+from blink_persistent.agent.port import PortLost, Region, Span, parts
 from blink_persistent.agent.relay import Relay
-from blink_persistent.ring import HEADER
+from blink_persistent.gpu.direct import DirectMemory
 from blink_persistent.testing.plain_frontend import PlainFrontend
 from blink_persistent.testing.scripted_harness import ScriptedHarness
 from blink_persistent.testing.scripted_request import Answer, ScriptedRequest
 from blink_persistent.testing.scripted_shape import ScriptedShape
 from rdma_frontend.device import Device
-from rdma_frontend.host import READ_ONLY, DmaBufMemory, HostEnd, HostMemory
+from rdma_frontend.gpu_end import GpuEnd
+from rdma_frontend.host import READ_ONLY, HostEnd, HostMemory
 from rdma_frontend.port import _DEPTH, RdmaPort
 from rdma_frontend.testing.fake_verbs import (
     LOCAL_WRITE,
@@ -186,10 +187,8 @@ def test_a_host_that_refuses_the_queue_pair_leaves_nothing_open(machine: Machine
 def test_a_ring_by_dma_buf_is_served_alike(fake: FakeVerbs) -> None:
     """A region for each part, addressed from the dma-buf's start; nobody is rung."""
     with ScriptedHarness(SHAPE) as harness:
-        raw = np.frombuffer(harness.ring._memory, np.uint8)
-        fake.dma_bufs[77] = raw.ctypes.data
-        region_parts = parts(header_of(raw[: HEADER.itemsize]), 1, 1)
-        end = HostEnd(Device("host"), DmaBufMemory(77, region_parts))
+        memory = DirectMemory(0, harness.ring_fd)
+        end = GpuEnd("host", memory, parts(harness.ring.header, 1, 1))
         address = end.renew()
         assert not address["bell"]
         assert len({key for _, _, key in address["regions"].values()}) == len(Region)

@@ -37,11 +37,11 @@ class FakeGate:
         self.ranges = ranges
         self.names: list[Mapping[str, Any]] = []
 
-    def offer(self) -> Mapping[str, Any]:
+    async def offer(self) -> Mapping[str, Any]:
         self.offers += 1
         return {"transport": "fake", "address": {"number": self.offers}}
 
-    def connect(self, name: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def connect(self, name: Mapping[str, Any]) -> Mapping[str, Any]:
         if "number" not in name:
             raise ValueError(f"no name: {name}")
         self.names.append(name)

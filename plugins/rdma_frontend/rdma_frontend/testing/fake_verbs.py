@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import mmap
 import os
 import threading
 from collections import deque
@@ -19,6 +20,8 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+
+import numpy as np
 
 OK, FLUSHED, REMOTE_ACCESS, RETRIES_EXCEEDED = 0, 5, 10, 12
 READ, WRITE, WRITE_WITH_IMMEDIATE = 4, 0, 1
@@ -183,13 +186,11 @@ class FakeVerbs:
     def DmaBufMR(  # noqa: N802
         self, _domain: object, length: int, access: int, file: int, offset: int
     ) -> _Region:
-        """Over `dma_bufs`, the address here of each file's memory."""
-        region = _Region(self, offset, length, access)
-        region.address = self.dma_bufs[file] + offset
-        region.offset = offset  # type: ignore[attr-defined]
+        """Over a file of memory."""
+        memory = np.frombuffer(mmap.mmap(file, 0), np.uint8)
+        region = _Region(self, memory.ctypes.data + offset, length, access)
+        region.memory, region.offset = memory, offset  # type: ignore[attr-defined]
         return region
-
-    dma_bufs: dict[int, int] = {}  # noqa: RUF012 (set by tests)
 
     def CompChannel(self, _context: object) -> _Channel:  # noqa: N802
         return _Channel()
@@ -261,7 +262,7 @@ def use_fake_verbs() -> Iterator[FakeVerbs]:
     fake = FakeVerbs()
     found = 0, "0000:0000:0000:0000:0000:ffff:c000:0201"
     with contextlib.ExitStack() as patched:
-        for module in ("completions", "device", "host", "port"):
+        for module in ("completions", "device", "gpu_end", "host", "port"):
             module_verbs = mock.patch(f"rdma_frontend.{module}.verbs", return_value=fake)
             patched.enter_context(module_verbs)
         patched.enter_context(mock.patch("rdma_frontend.device._roce_v2_gid", return_value=found))
