@@ -3,6 +3,7 @@
 paged = PagedDecoder.build(architecture, weights, ReferenceKernels(), device="cpu")
 logits = paged.prefill([Part(blocks=(3, 1), start=0, token_ids=(5, 6, 7))])
 logits = paged.decode([Part(blocks=(3, 1), start=3, token_ids=(8,))])
+both = paged.mixed([Part(blocks=(2,), start=0, token_ids=(5,))], [Part((3, 1), 4, (9,))])
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class PagedDecoder:
         block_size: int = 16,
         block_count: int = 32,
     ) -> PagedDecoder:
-        """Room for `rows` rows or sequences and `tokens` packed tokens."""
+        """Room for `rows` rows, as many sequences, and `tokens` packed tokens."""
         dtype = weights.embedding.dtype
         limit = architecture.context_length
         places = {"device": device, "dtype": dtype}
@@ -69,7 +70,7 @@ class PagedDecoder:
             weights=weights,
             rotary=rotary_tables(architecture, limit, device=device),
             cache=KvCache.allocate(architecture, block_count, block_size, **places),
-            work=Workspace.allocate(architecture, max(rows, tokens), rows, **places),
+            work=Workspace.allocate(architecture, tokens + rows, 2 * rows, **places),
             kernels=kernels,
         )
         blocks = -(-limit // block_size)
@@ -93,6 +94,21 @@ class PagedDecoder:
         self.fill_decode(parts)
         logits = self.decoder.decode(self.decode_inputs, rows or len(parts))
         return logits[: len(parts)].clone()
+
+    def mixed(
+        self,
+        parts: Sequence[Part],
+        rows: Sequence[Part],
+        *,
+        key: tuple[int, int, int] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of `parts` and of `rows`, of one step of the key (sequences, tokens, rows)."""
+        self.fill_prefill(parts)
+        self.fill_decode(rows)
+        packed = sum(len(part.token_ids) for part in parts)
+        key = key or (len(parts), packed, len(rows))
+        logits = self.decoder.mixed(self.prefill_inputs, self.decode_inputs, *key).clone()
+        return logits[: len(parts)], logits[key[0] : key[0] + len(rows)]
 
     def fill_prefill(self, parts: Sequence[Part]) -> None:
         """Write the inputs alone."""

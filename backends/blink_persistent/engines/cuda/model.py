@@ -1,4 +1,4 @@
-"""The decoder as plain functions over preallocated tensors: one decode step, one prefill step.
+"""The decoder as plain functions over preallocated tensors: a step of decode, prefill, or both.
 
 A step reads its inputs from the scheduler's buffers and writes KV entries and logits. It
 allocates nothing, asks the device nothing, and its shapes follow from the graph's key alone, so
@@ -7,7 +7,7 @@ that with the fused kernels it can be captured.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ from blink_persistent.engines.cuda.step_tensors import KvCache, StepInputs, Work
 from blink_persistent.engines.cuda.weights import LayerWeights, Weights
 from blink_server.importers.checkpoint import Architecture
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+Attend = Callable[[Tensor, Tensor], None]
+"""Attention of a part of the step's tokens over one layer's keys and values."""
 
 
 def rotary_tables(architecture: Architecture, context_length: int, *, device: Any) -> Rotary:
@@ -44,20 +45,8 @@ class Decoder:
 
     def decode(self, inputs: StepInputs, rows: int) -> Tensor:
         """One token of each row. Logits, float32 [rows, vocabulary], a view of the workspace."""
-        lengths, tables = inputs.lengths[:rows], inputs.block_tables[:rows]
-        self.kernels.locate_decode(
-            inputs.start_positions[:rows],
-            lengths,
-            tables,
-            self.cache.block_size,
-            self.work.positions[:rows],
-            self.work.entries[:rows],
-        )
-
-        def attend(queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
-            self.kernels.decode_attention(queries, keys, values, lengths, tables, out)
-
-        return self._logits(self._layers(inputs.token_ids[:rows], attend))
+        attend = self._begin_rows(inputs, rows, 0)
+        return self._logits(self._layers(rows, attend))
 
     def prefill(self, inputs: StepInputs, sequences: int, tokens: int) -> Tensor:
         """Packed tokens of several prompts, each from its start position on.
@@ -65,44 +54,87 @@ class Decoder:
         Logits of each sequence's last token, float32 [sequences, vocabulary]; without meaning
         for a sequence that has no tokens.
         """
+        attend = self._begin_packed(inputs, sequences, tokens)
+        sampled = self.work.last_hidden[:sequences]
+        return self._logits(self._last_of(sequences, self._layers(tokens, attend), sampled))
+
+    def mixed(
+        self, prefill: StepInputs, decode: StepInputs, sequences: int, tokens: int, rows: int
+    ) -> Tensor:
+        """Both in one: packed tokens, behind them a token of each row; weights are read once.
+
+        Logits, float32 [sequences + rows, vocabulary]: those of `prefill`, then those of `decode`.
+        """
+        packed = self._begin_packed(prefill, sequences, tokens)
+        alone = self._begin_rows(decode, rows, tokens)
+        hidden = self._layers(tokens + rows, packed, alone)
+        sampled = self.work.last_hidden[: sequences + rows]
+        self._last_of(sequences, hidden, sampled[:sequences])
+        sampled[sequences:].copy_(hidden[tokens:])
+        return self._logits(sampled)
+
+    def _begin_rows(self, inputs: StepInputs, rows: int, at: int) -> Attend:
+        """Locate and embed the rows' tokens, from token `at` of the step on; their attention."""
+        work, here = self.work, slice(at, at + rows)
+        lengths, tables = inputs.lengths[:rows], inputs.block_tables[:rows]
+        self.kernels.locate_decode(
+            inputs.start_positions[:rows],
+            lengths,
+            tables,
+            self.cache.block_size,
+            work.positions[here],
+            work.entries[here],
+        )
+        self._embed(inputs.token_ids[:rows], here)
+
+        def attend(keys: Tensor, values: Tensor) -> None:
+            queries, out = work.queries[here], work.mixed[here]
+            self.kernels.decode_attention(queries, keys, values, lengths, tables, out)
+
+        return attend
+
+    def _begin_packed(self, inputs: StepInputs, sequences: int, tokens: int) -> Attend:
+        """The same for packed tokens, which are the first of the step."""
+        work = self.work
         starts, ends = inputs.start_positions[:sequences], inputs.cu_seqlens[: sequences + 1]
-        tables, last = inputs.block_tables[:sequences], self.work.last[:sequences]
+        tables = inputs.block_tables[:sequences]
         self.kernels.locate_prefill(
             starts,
             ends,
             tables,
             self.cache.block_size,
-            self.work.positions[:tokens],
-            self.work.entries[:tokens],
-            last,
+            work.positions[:tokens],
+            work.entries[:tokens],
+            work.last[:sequences],
         )
+        self._embed(inputs.token_ids[:tokens], slice(0, tokens))
 
-        def attend(queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
+        def attend(keys: Tensor, values: Tensor) -> None:
+            queries, out = work.queries[:tokens], work.mixed[:tokens]
             self.kernels.prefill_attention(queries, keys, values, starts, ends, tables, out)
 
-        hidden = self._layers(inputs.token_ids[:tokens], attend)
-        return self._logits(
-            torch.index_select(hidden, 0, last, out=self.work.last_hidden[:sequences])
-        )
+        return attend
 
-    def _layers(self, token_ids: Tensor, attend: Attend) -> Tensor:
-        """The normed output of the last layer, [t, hidden]."""
-        work, layers, t = self.work, self.weights.layers, len(token_ids)
+    def _embed(self, token_ids: Tensor, here: slice) -> None:
+        gain, epsilon = self.weights.layers[0].input_norm, self.architecture.rms_norm_eps
+        residual, normed = self.work.residual[here], self.work.normed[here]
+        self.kernels.embed_norm(token_ids, self.weights.embedding, gain, epsilon, residual, normed)
+
+    def _layers(self, t: int, *attends: Attend) -> Tensor:
+        """The normed output of the last layer, [t, hidden], for tokens that are embedded."""
+        work, layers = self.work, self.weights.layers
         epsilon = self.architecture.rms_norm_eps
         residual, normed = work.residual[:t], work.normed[:t]
-        self.kernels.embed_norm(
-            token_ids, self.weights.embedding, layers[0].input_norm, epsilon, residual, normed
-        )
         next_gains = [layer.input_norm for layer in layers[1:]] + [self.weights.norm]
         for number, (layer, next_gain) in enumerate(zip(layers, next_gains, strict=True)):
-            delta = self._attention(number, layer, normed, attend)
+            delta = self._attention(number, layer, normed, attends)
             self.kernels.add_norm(delta, layer.inner_norm, epsilon, residual, normed)
             delta = self._mlp(layer, normed)
             self.kernels.add_norm(delta, next_gain, epsilon, residual, normed)
         return normed
 
     def _attention(
-        self, number: int, layer: LayerWeights, normed: Tensor, attend: Attend
+        self, number: int, layer: LayerWeights, normed: Tensor, attends: Iterable[Attend]
     ) -> Tensor:
         """What the layer's attention adds to the residual stream, [parts, t, hidden]."""
         work, shape, t = self.work, self.architecture, len(normed)
@@ -127,7 +159,8 @@ class Decoder:
             values,
             work.queries[:t],
         )
-        attend(work.queries[:t], keys, values, work.mixed[:t])
+        for attend in attends:
+            attend(keys, values)
         return self.kernels.product(work.mixed[:t], layer.output, work.delta[:t])
 
     def _mlp(self, layer: LayerWeights, normed: Tensor) -> Tensor:
@@ -140,6 +173,10 @@ class Decoder:
         kernels.vocabulary_product(normed, layer.router, scores)
         kernels.choose_experts(scores, work.entries[:t], work.experts)
         return kernels.expert_products(normed, layer.gate_up, layer.down, work.experts)
+
+    def _last_of(self, sequences: int, hidden: Tensor, out: Tensor) -> Tensor:
+        """Each sequence's last token, [sequences, hidden]."""
+        return torch.index_select(hidden, 0, self.work.last[:sequences], out=out)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         out = self.work.logits[: len(hidden)]

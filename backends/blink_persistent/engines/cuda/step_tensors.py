@@ -138,7 +138,7 @@ class Workspace:
     def allocate(
         cls, architecture: Architecture, tokens: int, n: int, *, device: Any, dtype: torch.dtype
     ) -> Workspace:
-        """For steps of up to `tokens` tokens that sample up to `n` rows or sequences."""
+        """For steps of up to `tokens` tokens that sample up to `n` rows and sequences together."""
         queries = architecture.heads * architecture.head_dim
         keys = architecture.kv_heads * architecture.head_dim
         dense = 0 if architecture.experts else tokens

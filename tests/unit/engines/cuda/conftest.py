@@ -38,7 +38,7 @@ if INTERPRETS:
 
 CAPACITY = 512  # entries of a block table; enough for rows to be split
 
-FAMILIES = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "untied": {"tied_embeddings": False},
     "qwen2": {"attention_bias": True, "rms_norm_eps": 1e-6},
@@ -94,3 +94,23 @@ def kernel_kinds() -> dict[str, Callable[[Any], Any]]:
             cuts=tiny_cuts(architecture),
         )
     return kinds
+
+
+@pytest.fixture(params=["reference", "fused"])
+def make_case(
+    request: pytest.FixtureRequest, kernel_kinds: dict[str, Callable[[Any], Any]]
+) -> Callable[..., Any]:
+    """A `ModelCase` of what is changed of the tiny architecture, with kernels of either kind."""
+    if request.param not in kernel_kinds:
+        pytest.skip("Triton's interpreter is not used here")
+    from blink_persistent.testing.model_case import ModelCase
+
+    return lambda **changes: ModelCase(kernel_kinds[request.param], changes)
+
+
+@pytest.fixture
+def plain_case(kernel_kinds: dict[str, Callable[[Any], Any]]) -> Callable[..., Any]:
+    """The same with plain PyTorch alone: Triton's interpreter takes seconds for a prompt."""
+    from blink_persistent.testing.model_case import ModelCase
+
+    return lambda **changes: ModelCase(kernel_kinds["reference"], changes)

@@ -5,69 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
-
-from blink_server.testing.llama_reference import Forward, forward
-from blink_server.testing.memory_checkpoint import (
-    MemoryCheckpoint,
-    random_checkpoint,
-    tiny_architecture,
-)
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from blink_persistent.engines.cuda.weights import fill_weights
-from blink_persistent.testing.paged_decoder import INACTIVE, PagedDecoder, Part
+from blink_persistent.testing.paged_decoder import INACTIVE, Part
 
-TOLERANCE = 2e-5
-
-Kinds = dict[str, Callable[[Any], Any]]
+Cases = Callable[..., Any]
 
 
-class Case:
-    """One random model, its steps and its plain answer."""
-
-    def __init__(self, make_kernels: Callable[[Any], Any], changes: dict[str, Any]) -> None:
-        self.checkpoint: MemoryCheckpoint = random_checkpoint(tiny_architecture(**changes), seed=3)
-        self.plain = self.checkpoint.dequantized()
-        architecture = self.checkpoint.architecture
-
-        def fill(name: str, part: Any) -> None:
-            part.copy_(torch.from_numpy(self.plain[name]))
-
-        weights = fill_weights(architecture, fill, device="cpu", dtype=torch.float32)
-        self.paged = PagedDecoder.build(
-            architecture, weights, make_kernels(architecture), device="cpu"
-        )
-        self.random = np.random.default_rng(5)
-
-    def tokens(self, count: int) -> tuple[int, ...]:
-        vocabulary = self.checkpoint.architecture.vocabulary_size
-        return tuple(self.random.integers(0, vocabulary, count).tolist())
-
-    def expect(self, token_ids: tuple[int, ...]) -> Forward:
-        return forward(self.checkpoint.architecture, self.plain, token_ids)
-
-    def close_to(self, found: Any, expected: npt.NDArray[Any]) -> None:
-        np.testing.assert_allclose(found.numpy(), expected, atol=TOLERANCE, rtol=TOLERANCE)
-
-
-@pytest.fixture(params=["reference", "fused"])
-def make_case(request: pytest.FixtureRequest, kernel_kinds: Kinds) -> Callable[..., Case]:
-    if request.param not in kernel_kinds:
-        pytest.skip("Triton's interpreter is not used here")
-    return lambda **changes: Case(kernel_kinds[request.param], changes)
-
-
-@pytest.fixture
-def plain_case(kernel_kinds: Kinds) -> Callable[..., Case]:
-    """Steps of plain PyTorch alone: Triton's interpreter takes seconds for a prompt."""
-    return lambda **changes: Case(kernel_kinds["reference"], changes)
-
-
-def test_a_prompt_in_one_step(plain_case: Callable[..., Case], family: dict[str, Any]) -> None:
+def test_a_prompt_in_one_step(plain_case: Cases, family: dict[str, Any]) -> None:
     case = plain_case(**family)
     prompt = case.tokens(37)
     found = case.paged.prefill([Part((7, 2, 5), 0, prompt)])
@@ -78,9 +25,7 @@ def test_a_prompt_in_one_step(plain_case: Callable[..., Case], family: dict[str,
     case.close_to(values, expected.values)
 
 
-def test_chunks_from_their_start_positions(
-    plain_case: Callable[..., Case], family: dict[str, Any]
-) -> None:
+def test_chunks_from_their_start_positions(plain_case: Cases, family: dict[str, Any]) -> None:
     case = plain_case(**family)
     prompt, blocks = case.tokens(45), (9, 1, 4)
     for start, end in ((0, 20), (20, 21), (21, 45)):
@@ -88,9 +33,7 @@ def test_chunks_from_their_start_positions(
         case.close_to(found[0], case.expect(prompt[:end]).logits[-1])
 
 
-def test_packed_prompts_in_a_larger_key(
-    make_case: Callable[..., Case], family: dict[str, Any]
-) -> None:
+def test_packed_prompts_in_a_larger_key(make_case: Cases, family: dict[str, Any]) -> None:
     """Three prompts and a later chunk; unused sequences and stale tokens behind them."""
     case = make_case(**family)
     prompts = [case.tokens(count) for count in (1, 18, 5, 22)]
@@ -112,7 +55,7 @@ def test_packed_prompts_in_a_larger_key(
 
 
 def test_decode_over_block_tables_with_inactive_rows(
-    make_case: Callable[..., Case], family: dict[str, Any]
+    make_case: Cases, family: dict[str, Any]
 ) -> None:
     case = make_case(**family)
     texts = [case.tokens(count) for count in (15, 40, 3)]
@@ -134,7 +77,7 @@ def test_decode_over_block_tables_with_inactive_rows(
     case.close_to(case.paged.entries(tables[1], length)[:, 0], case.expect(texts[1]).keys)
 
 
-def test_decode_goes_on_token_by_token_across_a_block(make_case: Callable[..., Case]) -> None:
+def test_decode_goes_on_token_by_token_across_a_block(make_case: Cases) -> None:
     case = make_case()
     text, blocks = case.tokens(20), (13, 14)
     case.paged.prefill([Part(blocks, 0, text[:14])])
