@@ -101,6 +101,24 @@ def test_prefill_attention_of_packed_prompts(pair: Pair) -> None:
     both(pair, "prefill_attention", make, 1)
 
 
+@pytest.mark.parametrize("processors", [3, 100])
+def test_prefill_attention_of_prompts_of_all_lengths(kernel_kinds: Kinds, processors: int) -> None:
+    """In tiles of 128 queries, or of 64 where those would not fill the processors; one token, a
+    tile's worth and one more, a chunk that starts within a block, and nobody's tokens behind."""
+    if "fused" not in kernel_kinds:
+        pytest.skip("Triton's interpreter is not used here")
+    fused = FusedKernels(
+        ARCHITECTURE, max_rows=8, capacity=512, processors=processors, chained=False, device="cpu"
+    )
+
+    def make() -> tuple[Any, ...]:
+        starts, ends = int32(0, 0, 99, 0), int32(0, 1, 65, 194, 194)
+        out = torch.full_like(query_rows(208), -3.0)
+        return query_rows(208), pages(), pages(), starts, ends, tables(3)[[0, 1, 2, 2]], out
+
+    both((kernel_kinds["reference"](ARCHITECTURE), fused), "prefill_attention", make, 1)
+
+
 @pytest.mark.parametrize("parts", [1, 3])
 def test_rotation_with_norms_of_heads_and_append(pair: Pair, parts: int) -> None:
     """Of a projection in parts, with a bias and without."""

@@ -120,7 +120,7 @@ class Attention:
     ) -> None:
         (sequences, max_blocks), tokens = block_tables.shape, len(queries)
         shape, block_size = self._shape, keys.shape[2]
-        query_tile = min(max(triton.next_power_of_2(tokens), DOT_LEAST), QUERY_TILE)
+        query_tile = self._query_tile(tokens)
         tiles = triton.cdiv(tokens, query_tile) + sequences - 1
         prefill_attention.attend_tile[(tiles, shape.heads)](
             queries,
@@ -144,6 +144,12 @@ class Attention:
             num_stages=2,
             **self._chain(tokens),
         )
+
+    def _query_tile(self, tokens: int) -> int:
+        """Queries a program: half of the most where so few programs would not fill the device."""
+        fills = triton.cdiv(tokens, QUERY_TILE) * self._shape.heads >= self._processors
+        most = QUERY_TILE if fills else QUERY_TILE // 2
+        return int(min(max(triton.next_power_of_2(tokens), DOT_LEAST), most))
 
     def _tiling(self, rows: int) -> DecodeTiling:
         if self._always is not None:
