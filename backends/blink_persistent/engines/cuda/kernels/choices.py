@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
+
 LEAST_SPLIT = 128  # entries; a shorter share is not worth a program
 MOST_SPLITS = 64
 DOT_LEAST = 16  # the smallest side of a tile that the matrix units take
@@ -57,7 +59,7 @@ ROW_TILES = (8, 16, 32, 64)
 """Rows that a streamed product computes; beyond the last one the library's products are used."""
 
 Shape = tuple[int, int]
-Cuts = Mapping[tuple[Shape, int], Cut]
+Cuts = Mapping[tuple[Shape, int], Cut | PrimedCut]
 """By the shape of a weight, [out_features, in_features], and a number of `ROW_TILES`."""
 
 Tilings = Mapping[tuple[tuple[int, int, int], int], DecodeTiling]

@@ -1,0 +1,101 @@
+// Threads of one block as fibers of one host thread, resumed in an order that a seed decides: for
+// tests of what is written for a GPU's block. Nothing is concurrent, so nothing has to be atomic;
+// what reads too early finds what was there before.
+#pragma once
+
+#include <ucontext.h>
+
+#include <functional>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "types.h"
+
+namespace blink {
+
+class Fibers {
+  public:
+    // Those that have arrived wait until as many as it is made for have.
+    class Barrier {
+      public:
+        Barrier(Fibers& fibers, uint32_t count) : fibers_(fibers), count_(count) {}
+
+        void arrive_and_wait() {
+            if (waiting_.size() + 1 < count_) {
+                waiting_.push_back(fibers_.current_);
+                fibers_.leave();
+                return;
+            }
+            fibers_.runnable_.insert(fibers_.runnable_.end(), waiting_.begin(), waiting_.end());
+            waiting_.clear();
+        }
+
+      private:
+        Fibers& fibers_;
+        const uint32_t count_;
+        std::vector<uint32_t> waiting_;
+    };
+
+    explicit Fibers(uint32_t seed) : random_(seed) {}
+
+    // `work(thread)` by `count` fibers; returns when all are done. Throws where some wait for good.
+    void run(uint32_t count, const std::function<void(uint32_t)>& work) {
+        work_ = &work;
+        fibers_.resize(count);
+        for (uint32_t i = 0; i < count; ++i) start(i);
+        uint32_t ended = 0;
+        while (!runnable_.empty()) {
+            std::swap(runnable_[random_() % runnable_.size()], runnable_.back());
+            current_ = runnable_.back();
+            runnable_.pop_back();
+            swapcontext(&main_, &fibers_[current_].context);
+            ended += fibers_[current_].ended ? 1u : 0u;
+        }
+        if (ended != count) throw std::runtime_error("fibers wait at a barrier that not all reach");
+    }
+
+  private:
+    static constexpr size_t kStackBytes = 64 * 1024;
+
+    struct Fiber {
+        ucontext_t context;
+        std::unique_ptr<char[]> stack;
+        bool ended = false;
+    };
+
+    void start(uint32_t number) {
+        Fiber& fiber = fibers_[number];
+        fiber.stack.reset(new char[kStackBytes]);
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack.get();
+        fiber.context.uc_stack.ss_size = kStackBytes;
+        fiber.context.uc_link = &main_;
+        const auto self = reinterpret_cast<uintptr_t>(this);
+        makecontext(&fiber.context, reinterpret_cast<void (*)()>(enter), 3, static_cast<uint32_t>(self >> 32),
+                    static_cast<uint32_t>(self), number);
+        runnable_.push_back(number);
+    }
+
+    static void enter(uint32_t high, uint32_t low, uint32_t number) {
+        auto* self = reinterpret_cast<Fibers*>(static_cast<uintptr_t>(high) << 32 | low);
+        (*self->work_)(number);
+        self->fibers_[number].ended = true;
+    }
+
+    void leave() {
+        ucontext_t& own = fibers_[current_].context;
+        swapcontext(&own, &main_);
+    }
+
+    std::mt19937 random_;
+    const std::function<void(uint32_t)>* work_ = nullptr;
+    ucontext_t main_;
+    std::vector<Fiber> fibers_;
+    std::vector<uint32_t> runnable_;
+    uint32_t current_ = 0;
+};
+
+}  // namespace blink

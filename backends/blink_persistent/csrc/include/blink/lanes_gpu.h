@@ -1,0 +1,58 @@
+// What primed_product.h asks of a port, on a GPU of compute capability 9.0 or more.
+#pragma once
+
+#include "primed_product.h"
+
+namespace blink {
+
+class GpuLanes {
+  public:
+    // `shared` is the kernel's dynamic shared memory.
+    __device__ explicit GpuLanes(void* shared) : shared_(shared) {}
+
+    __device__ static uint32_t thread() { return threadIdx.x; }
+    __device__ static uint32_t block() { return blockIdx.x; }
+    __device__ void* shared() const { return shared_; }
+    __device__ static void sync() { __syncthreads(); }
+
+    __device__ static void let_next_in() { asm volatile("griddepcontrol.launch_dependents;"); }
+    __device__ static void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+    // Past the L1 cache, and with the other sectors of a line.
+    __device__ static void copy(Chunk* to, const uint16_t* from) {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(
+                         static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                     "l"(__cvta_generic_to_global(from))
+                     : "memory");
+    }
+    __device__ static void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+    template <uint32_t kPending>
+    __device__ static void wait_copies() {
+        asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+    }
+
+    // From the L2 cache, since the multiprocessor's own may have what lay there before.
+    __device__ static Chunk load(const uint16_t* from) {
+        const uint4 value = __ldcg(reinterpret_cast<const uint4*>(from));
+        return {value.x, value.y, value.z, value.w};
+    }
+    __device__ static Chunk read(const Chunk* from) {
+        const uint4 value = *reinterpret_cast<const uint4*>(from);
+        return {value.x, value.y, value.z, value.w};
+    }
+    __device__ static void write(Chunk* to, const Chunk& value) {
+        *reinterpret_cast<uint4*>(to) = make_uint4(value.word[0], value.word[1], value.word[2], value.word[3]);
+    }
+
+    __device__ static void multiply(float (&sums)[4], const uint32_t (&a)[4], const uint32_t* b) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+
+  private:
+    void* shared_;
+};
+
+}  // namespace blink

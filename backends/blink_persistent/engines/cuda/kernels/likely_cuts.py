@@ -1,0 +1,119 @@
+"""Ways to cut a product in CUDA C++, and which of them is likely the best.
+
+Nothing here has been measured: `likely_cut` goes by arithmetic, from the bandwidths of the memory
+and of the L2 cache. `tests/bench/gpu/engine_choices.py` measures `primed_candidates`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Shape
+from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, stage_bytes
+from blink_server.importers.checkpoint import Architecture
+
+PROCESSORS = 131
+"""Multiprocessors beside the resident scheduler's; a product fills each one's shared memory."""
+
+SHARED_BYTES = 216 << 10
+"""Of 228 KiB of a multiprocessor: what is left is for the small kernels between products."""
+
+MEMORY_BANDWIDTH = 4.58e12  # bytes a second, measured
+CACHE_BANDWIDTH = 5.5e12  # of the L2 cache; a guess
+MOST_WARPS = 16  # of a block, with 128 registers a thread
+SPLITS = (1, 2, 3, 4, 5, 7, 8, 16)
+
+
+def primed_candidates(
+    shape: Shape, row_tile: int, *, gated: bool, in_parts: bool
+) -> Iterator[PrimedCut]:
+    """Every way to cut that leaves hardly any multiprocessor idle, in no order.
+
+    `shape` is that of the weight; `in_parts`: the result may be parts of a sum.
+    """
+    size, depth = shape[0] // (2 if gated else 1), shape[1]
+    whole = -(-size // (8 if gated else 16))
+    tiles = 2 if row_tile > 16 else 1  # two share the activations that are read
+    for splits in SPLITS if in_parts else (1,):
+        most = min(PROCESSORS // splits, whole)
+        each = -(-whole // most)
+        for passes in range(1, each + 1):
+            warps = -(-each // (passes * tiles))
+            if not min(4, -(-each // tiles)) <= warps <= MOST_WARPS:
+                continue
+            for windows in (
+                (2, 4) if row_tile < ROW_TILES[-1] else (2,)
+            ):  # more would spill registers
+                stages = min(SHARED_BYTES // stage_bytes(warps * tiles, row_tile, windows), 12)
+                cut = PrimedCut(-(-whole // each), splits, warps, tiles, windows, stages, gated)
+                if stages >= 3 and cut.fits(size, depth):
+                    yield cut
+
+
+def estimated_us(cut: PrimedCut, shape: Shape, row_tile: int) -> float:
+    """Of a product of so many rows, those of its kernel and of reading its parts after it."""
+    size, depth = shape[0] // (2 if cut.gated else 1), shape[1]
+    whole = -(-size // cut.tile_features)
+    each = -(-whole // cut.blocks)
+    passes = -(-each // (cut.warps * cut.tiles))
+    weights = 2 * shape[0] * depth
+    activations = 2 * cut.blocks * passes * row_tile * depth
+    parts = (2 if cut.gated else 4) * cut.splits * row_tile * size
+    unevenness = each * cut.blocks / whole
+    memory = weights / MEMORY_BANDWIDTH * (1 + unevenness) / 2
+    cache = (weights + activations + parts) / CACHE_BANDWIDTH
+    return 1e6 * (max(memory, cache) + parts / CACHE_BANDWIDTH)
+
+
+def likely_cut(shape: Shape, row_tile: int, *, gated: bool, in_parts: bool) -> PrimedCut | None:
+    """The candidate of the least estimate, of equal ones that with the fewest idle warps."""
+    whole = -(-shape[0] // 16)
+
+    def rank(cut: PrimedCut) -> tuple[float, int, int, int]:
+        us = estimated_us(cut, shape, row_tile)
+        idle = -(-whole // cut.blocks) % -(cut.warps * cut.tiles)
+        return round(us, 1), -idle, abs(cut.warps - 8), -cut.shared_bytes(row_tile)
+
+    found = primed_candidates(shape, row_tile, gated=gated, in_parts=in_parts)
+    return min(found, key=rank, default=None)
+
+
+def likely_cuts(architecture: Architecture) -> dict[tuple[Shape, int], PrimedCut]:
+    """Of every product of a model's decode steps that can be cut so."""
+    found = {
+        (product.shape, tile): likely_cut(
+            product.shape, tile, gated=product.gated, in_parts=product.in_parts
+        )
+        for product in step_products(architecture)
+        for tile in ROW_TILES
+    }
+    return {key: cut for key, cut in found.items() if cut is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class StepProduct:
+    """One of a step's products. `shape` is that of its weight, [out_features, in_features]."""
+
+    name: str
+    shape: Shape
+    gated: bool = False
+    in_parts: bool = True
+
+
+def step_products(architecture: Architecture) -> list[StepProduct]:
+    """All but those of a mixture's experts, by the names of `LayerWeights`, and the head."""
+    hidden, inner = architecture.hidden_size, architecture.intermediate_size
+    queries = architecture.heads * architecture.head_dim
+    keys = architecture.kv_heads * architecture.head_dim
+    attention = [
+        StepProduct("qkv", (queries + 2 * keys, hidden)),
+        StepProduct("output", (hidden, queries)),
+    ]
+    dense = [
+        StepProduct("gate_up", (2 * inner, hidden), gated=True, in_parts=False),
+        StepProduct("down", (hidden, inner)),
+    ]
+    router = [StepProduct("router", (architecture.experts, hidden), in_parts=False)]
+    head = StepProduct("head", (architecture.vocabulary_size, hidden), in_parts=False)
+    return [*attention, *(router if architecture.experts else dense), head]

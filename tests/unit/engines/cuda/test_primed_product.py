@@ -1,0 +1,154 @@
+"""The product in CUDA C++ computes what numpy computes, lane by lane on a host; it compiles."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.kernels.choices import ROW_TILES
+from blink_persistent.engines.cuda.kernels.likely_cuts import (
+    PROCESSORS,
+    SHARED_BYTES,
+    likely_cuts,
+    primed_candidates,
+    step_products,
+)
+from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel, primed_code
+from blink_persistent.gpu import compile as device_code
+from blink_persistent.testing.primed_host import HostProducts, Way, bfloat16, float32
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+# Rows, output features, inner elements; several passes, tiles and blocks that are not full.
+CASES = {
+    "one row": (PrimedCut(blocks=2, splits=2, warps=2, stages=3), 1, 40, 512),
+    "eight rows": (PrimedCut(blocks=3, warps=3, stages=2), 8, 130, 384),
+    "the smallest": (PrimedCut(blocks=1, warps=1, windows=2, stages=2), 3, 16, 64),
+    "more stages than steps": (PrimedCut(blocks=1, warps=4, stages=5), 5, 33, 128),
+    "more blocks than tiles": (PrimedCut(blocks=5, splits=3, warps=2, stages=4), 2, 50, 384),
+    "sixteen rows": (PrimedCut(blocks=2, splits=4, warps=2, windows=2, stages=4), 13, 70, 1024),
+    "two tiles": (PrimedCut(blocks=2, warps=2, tiles=2, windows=2, stages=3), 29, 150, 256),
+    "all rows": (PrimedCut(blocks=1, splits=2, warps=2, tiles=2, windows=2, stages=3), 64, 97, 256),
+    "fifty rows": (PrimedCut(blocks=2, warps=2, tiles=2, windows=2, stages=3), 50, 64, 192),
+}
+GATED = {
+    "one row": (PrimedCut(blocks=2, warps=3, stages=3, gated=True), 1, 56, 384),
+    "the smallest": (PrimedCut(blocks=1, warps=1, windows=2, stages=2, gated=True), 8, 8, 64),
+    "odd": (PrimedCut(blocks=3, warps=2, windows=2, stages=4, gated=True), 15, 83, 320),
+    "all rows": (PrimedCut(blocks=2, warps=2, tiles=2, windows=2, gated=True), 64, 90, 256),
+}
+WAYS = [Way(late, seed) for late in (False, True) for seed in (1, 2)]
+
+
+def row_tile(rows: int) -> int:
+    return next(tile for tile in ROW_TILES if rows <= tile)
+
+
+KERNELS = {
+    *(PrimedKernel.of(cut, row_tile(rows)) for cut, rows, *_ in CASES.values()),
+    *(PrimedKernel.of(cut, row_tile(rows)) for cut, rows, *_ in GATED.values()),
+    *(PrimedKernel.of(CASES["eight rows"][0], tile) for tile in ROW_TILES),
+}
+
+
+@pytest.fixture(scope="module")
+def products() -> HostProducts:
+    return HostProducts(KERNELS)
+
+
+@needs_compiler
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_each_split_is_that_part_of_the_product(
+    products: HostProducts, case: str, way: Way
+) -> None:
+    cut, rows, size, depth = CASES[case]
+    rng = np.random.default_rng(rows)
+    x = bfloat16(rng.standard_normal((rows, depth)))
+    weight = bfloat16(rng.standard_normal((size, depth)) / depth**0.5)
+    out = np.full((cut.splits, rows, size), np.nan, np.float32)
+    addresses = x.ctypes.data, weight.ctypes.data, out.ctypes.data
+    products.run(cut, row_tile(rows), (rows, size, depth), addresses, way)
+    inputs, weights = (float32(a).reshape(len(a), cut.splits, -1) for a in (x, weight))
+    np.testing.assert_allclose(out, np.einsum("rsk,nsk->srn", inputs, weights), atol=2e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("case", GATED)
+def test_gate_and_up_are_joined(products: HostProducts, case: str, way: Way) -> None:
+    cut, rows, size, depth = GATED[case]
+    rng = np.random.default_rng(rows)
+    x = bfloat16(2 * rng.standard_normal((rows, depth)))
+    weight = bfloat16(rng.standard_normal((2 * size, depth)) / depth**0.5)
+    out = np.full((rows, size), 0x7FC0, np.uint16)
+    addresses = x.ctypes.data, weight.ctypes.data, out.ctypes.data
+    products.run(cut, row_tile(rows), (rows, size, depth), addresses, way)
+    gate, up = np.split(float32(x) @ float32(weight).T, 2, axis=1)
+    np.testing.assert_allclose(float32(out), gate / (1 + np.exp(-gate)) * up, rtol=2**-8, atol=1e-5)
+
+
+@needs_compiler
+def test_rows_of_the_tile_that_the_product_lacks_change_nothing(products: HostProducts) -> None:
+    """The same rows, in a kernel for as many and in one for more, are the same to the bit."""
+    cut, rows, size, depth = CASES["eight rows"]
+    rng = np.random.default_rng(3)
+    x, weight = (bfloat16(rng.standard_normal((n, depth))) for n in (rows, size))
+    found = []
+    for tile in ROW_TILES:
+        out = np.full((1, rows, size), np.nan, np.float32)
+        addresses = x.ctypes.data, weight.ctypes.data, out.ctypes.data
+        products.run(cut, tile, (rows, size, depth), addresses)
+        found.append(out)
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
+
+
+@needs_compiler
+def test_a_kernel_has_the_shared_memory_that_it_is_launched_with(products: HostProducts) -> None:
+    for cut, rows, *_ in (*CASES.values(), *GATED.values()):
+        kernel = PrimedKernel.of(cut, row_tile(rows))
+        assert products.shared_bytes(kernel) == cut.shared_bytes(row_tile(rows))
+
+
+@pytest.mark.parametrize("model", ARCHITECTURES)
+def test_every_product_of_a_published_model_can_be_cut(model: str) -> None:
+    cuts = likely_cuts(ARCHITECTURES[model])
+    for product in step_products(ARCHITECTURES[model]):
+        size, depth = product.shape
+        for tile in ROW_TILES:
+            cut = cuts[product.shape, tile]
+            assert cut.fits(size // (2 if product.gated else 1), depth)
+            assert cut.gated == product.gated
+            assert cut.splits == 1 or product.in_parts
+            assert cut.blocks * cut.splits <= PROCESSORS
+            assert cut.shared_bytes(tile) <= SHARED_BYTES
+
+
+def test_candidates_compute_all_features_of_the_head_in_blocks_of_about_a_size() -> None:
+    shape = ARCHITECTURES["llama-3-8b"].vocabulary_size, 4096
+    for cut in primed_candidates(shape, 64, gated=False, in_parts=False):
+        tiles = -(-shape[0] // 16)
+        assert 125 <= cut.blocks <= PROCESSORS
+        assert -(-tiles // cut.blocks) <= 1.02 * tiles / cut.blocks
+
+
+def test_the_kernels_compile_where_there_is_a_device_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        device_code.find_device_runtime()
+        device_code._libraries()
+    except device_code.DeviceCodeError as missing:
+        pytest.skip(f"no device compiler: {missing}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernels = [PrimedKernel(8, 1, 8, 4, 6, False), PrimedKernel(7, 2, 64, 2, 6, True)]
+    code = device_code.compile_program(
+        "primed_product_gpu.cu", arch="sm_90", prologue=primed_code(kernels)
+    )
+    for kernel in kernels:
+        assert kernel.name.encode() in code
