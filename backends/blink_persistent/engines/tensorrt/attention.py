@@ -7,9 +7,9 @@ Two attentions fit it: that of a plugin, in which the engine `cuda`'s kernels ru
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-Tensor = Any  # an ITensor of the module that was passed in
+from blink_persistent.engines.tensorrt.trt_types import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from blink_persistent.engines.tensorrt.layers import Layers, Tensor
+from blink_persistent.engines.tensorrt.layers import Layers
+from blink_persistent.engines.tensorrt.trt_types import Tensor
 from blink_persistent.engines.tensorrt.weights import NetworkWeights
 from blink_server.importers.checkpoint import Architecture
 
@@ -109,12 +110,12 @@ class Experts:
         hidden, chosen = architecture.hidden_size, architecture.experts_per_token
         shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
         # The layer multiplies from the left: its matrices are [in_features, out_features].
-        matrices = [
+        gate, up, down = (
             layers.reshape(part, (count, *shape), f"experts/{name}/weight", then=(0, 2, 1))
             for part, (name, shape) in zip(
                 self._matrices(prefix, (1, 1, 1)), shapes.items(), strict=True
             )
-        ]
+        )
         moe = layers.network.add_moe(
             layers.reshape(x, (1, -1, hidden), "experts/x"),
             layers.reshape(best, (1, -1, chosen), "experts/chosen"),
@@ -124,5 +125,7 @@ class Experts:
                 "experts/rounded",
             ),
         )
-        layers.named(moe, "experts/mixed").set_gated_weights(*matrices, layers.trt.MoEActType.SILU)
+        layers.named(moe, "experts/mixed").set_gated_weights(
+            gate, up, down, layers.trt.MoEActType.SILU
+        )
         return layers.reshape(moe.get_output(0), (-1, hidden), "experts/out")

@@ -8,16 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from blink_persistent.engines.tensorrt.trt_types import DataType, Network, Tensor, Trt
 from blink_server.errors import EngineFailure
 
 Array = npt.NDArray[Any]
-Tensor = Any  # an ITensor of the module that was passed in
+
+
+class Layer(Protocol):
+    """What layers, and an attention of several, have in common."""
+
+    name: str
+
+    @property
+    def num_outputs(self) -> int: ...
+
+    def get_output(self, index: int, /) -> Tensor: ...
+
+
+L = TypeVar("L", bound=Layer)
 
 
 class Layers:
@@ -26,7 +40,7 @@ class Layers:
     `held` is the memory that the network's constants point to until a plan was built.
     """
 
-    def __init__(self, trt: Any, network: Any) -> None:
+    def __init__(self, trt: Trt, network: Network) -> None:
         self.trt = trt
         self.network = network
         self.held: list[Array] = []
@@ -46,7 +60,7 @@ class Layers:
         yield
         self._scope = outer
 
-    def named(self, layer: Any, name: str) -> Any:
+    def named(self, layer: L, name: str) -> L:
         """The layer, it and its outputs under its name.
 
         Raises EngineFailure where the module refused to add it; its logger was told why.
@@ -59,7 +73,7 @@ class Layers:
             layer.get_output(index).name = f"{full}.{index}" if index else full
         return layer
 
-    def output(self, layer: Any, name: str) -> Tensor:
+    def output(self, layer: Layer, name: str) -> Tensor:
         """The first output of a layer that is given its name."""
         return self.named(layer, name).get_output(0)
 
@@ -73,7 +87,7 @@ class Layers:
         """The numpy type of a tensor."""
         return next(ours for ours, theirs in self._types.items() if theirs == x.dtype)
 
-    def type_of(self, dtype: Any) -> Any:
+    def type_of(self, dtype: Any) -> DataType:
         """The module's name of a numpy type."""
         return self._types[np.dtype(dtype)]
 
@@ -86,7 +100,7 @@ class Layers:
                 self._scalars[key] = self.constant(name, np.full((1,) * rank, value, dtype))
         return self._scalars[key]
 
-    def cast(self, x: Tensor, to: Any, name: str) -> Tensor:
+    def cast(self, x: Tensor, to: DataType, name: str) -> Tensor:
         """The tensor in a type of the module; itself where it has it."""
         return x if x.dtype == to else self.output(self.network.add_cast(x, to), name)
 
@@ -147,7 +161,7 @@ class Layers:
             first += size
         return parts
 
-    def swiglu(self, gate_up: Tensor, size: int, to: Any, name: str) -> Tensor:
+    def swiglu(self, gate_up: Tensor, size: int, to: DataType, name: str) -> Tensor:
         """silu(gate) * up, computed in float32, in the type `to`; gate_up: [tokens, 2 * size]."""
         wide = self.cast(gate_up, self.trt.DataType.FLOAT, f"{name}/float")
         gate, up = self.split(wide, (size, size), f"{name}/split")

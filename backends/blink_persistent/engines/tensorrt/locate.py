@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blink_persistent.engines.tensorrt.layers import Layers, Tensor
+from blink_persistent.engines.tensorrt.layers import Layers
+from blink_persistent.engines.tensorrt.trt_types import Tensor
 
 
 @dataclass(frozen=True, slots=True)

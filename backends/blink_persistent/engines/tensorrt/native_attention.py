@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from blink_persistent.engines.tensorrt.attention import Attended
-from blink_persistent.engines.tensorrt.layers import Layers, Tensor
+from blink_persistent.engines.tensorrt.layers import Layers
 from blink_persistent.engines.tensorrt.locate import Located, locate
+from blink_persistent.engines.tensorrt.trt_types import Tensor
 from blink_server.errors import EngineFailure
 
 _NO_PAGE = 1 << 30  # beyond every page's number

@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blink_persistent.engines.tensorrt.attention import PagedAttention, Tensor
+from blink_persistent.engines.tensorrt.attention import PagedAttention
 from blink_persistent.engines.tensorrt.experts import Experts
 from blink_persistent.engines.tensorrt.layers import Layers
 from blink_persistent.engines.tensorrt.locate import last_tokens, locate
 from blink_persistent.engines.tensorrt.rotary import Rotary
+from blink_persistent.engines.tensorrt.trt_types import Builder, Network, Tensor, Trt
 from blink_persistent.engines.tensorrt.weights import NetworkWeights
 from blink_server.importers.checkpoint import Architecture
 
@@ -45,7 +46,7 @@ class Pages:
 class DecoderNetwork:
     """A network, and the memory that its constants point to: keep it until a plan was built."""
 
-    network: Any  # INetworkDefinition
+    network: Network
     held: Sequence[npt.NDArray[Any]]
 
 
@@ -55,8 +56,8 @@ def pool_names(layer: int) -> tuple[str, str]:
 
 
 def build_network(
-    trt: Any,
-    builder: Any,
+    trt: Trt,
+    builder: Builder,
     architecture: Architecture,
     weights: NetworkWeights,
     pages: Pages,
