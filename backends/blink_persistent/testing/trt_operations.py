@@ -135,17 +135,16 @@ def _kv_cache_update(trt: Any, layer: Any, inputs: Sequence[Array]) -> Sequence[
 
 
 def _attention(trt: Any, layer: Any, inputs: Sequence[Array]) -> Sequence[Array]:
-    """Padded [batch, heads, tokens, head_dim] under a mask; no scale, as TensorRT has none."""
+    """Padded [batch, heads, tokens, head_dim], a mask that is added; TensorRT does not scale."""
     attention = layer.attention
     q, k, v, mask = inputs
     padded = trt.AttentionIOForm.PADDED_BHND
     plain = attention.query_form == attention.key_value_form == padded
-    if not plain or attention.causal_kind != trt.CausalMaskKind.NONE:
-        raise NotImplementedError(f"{layer.name} attends otherwise than padded under a mask")
+    if mask.dtype != np.float32 or not plain or attention.causal_kind != trt.CausalMaskKind.NONE:
+        raise NotImplementedError(f"{layer.name} attends otherwise than padded, with a mask added")
     group = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-    scores = np.where(mask, q @ k.swapaxes(-1, -2), -np.inf)
-    return [softmax(scores, -1) @ v]
+    return [softmax(q @ k.swapaxes(-1, -2) + mask, -1) @ v]
 
 
 def _unsqueeze(trt: Any, layer: Any, inputs: Sequence[Array]) -> Sequence[Array]:

@@ -13,6 +13,7 @@ Needs TensorRT 11 or TensorRT for RTX.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from blink_persistent.engines.tensorrt.trt_types import Tensor
 from blink_server.errors import EngineFailure
 
 _NO_PAGE = 1 << 30  # beyond every page's number
+_HIDDEN = -1e30  # added to the score of what a token must not see
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class _Plan:
     order: Tensor  # int32 [tokens] by page, those of nobody last
     page_ends: Tensor  # int32 [blocks + 1] tokens before each page, in that order
     write_at: Tensor  # int32 [blocks] the first entry to be written of each page
-    visible: Tensor  # bool [1, 1, tokens, n * max_blocks * block_size]
+    mask: Tensor  # [1, 1, tokens, n * max_blocks * block_size] added to scores
 
 
 class NativeAttention:
@@ -77,7 +79,7 @@ class NativeAttention:
             trt.CausalMaskKind.NONE,
         )
         mixed = layers.output(attention, f"{name}/attention")
-        attention.mask = self._plan.visible
+        attention.mask = self._plan.mask
         attention.decomposable = True
         return Attended(
             layers.reshape(mixed, (-1, heads, head_dim), f"{name}/mixed", first=(0, 2, 1, 3)),
@@ -124,7 +126,7 @@ class _Planner:
             page, offset = self._places(located)
             order = self._order(page, located.indices)
             page_ends, write_at = self._writes(page, offset)
-            return _Plan(order, page_ends, write_at, self._visible(located))
+            return _Plan(order, page_ends, write_at, self._mask(located, layers.numpy_type(tokens)))
 
     def _int(self, value: int, rank: int = 1) -> Tensor:
         return self._layers.scalar(value, np.int32, rank)
@@ -184,8 +186,8 @@ class _Planner:
         # A page that nothing is written to has its size here: an index it does not have.
         return page_ends, self._both(first, size, "writes/at")[1]
 
-    def _visible(self, located: Located) -> Tensor:
-        """Which of all block tables' entries each token sees: its sequence's up to its own."""
+    def _mask(self, located: Located, dtype: np.dtype[Any]) -> Tensor:
+        """0 for what a token sees of all tables' entries: its sequence's, up to its own."""
         layers = self._layers
         slots = layers.size(layers.reshape(self._block_table, (-1,), "slots"), 0, "slots/count")
         entries = layers.elementwise(
@@ -193,18 +195,20 @@ class _Planner:
         )
         column = self._row(layers.arange(entries, "entries/numbers"), "entries/row")
         capacity = self._int(self._capacity)
-        first = layers.elementwise(located.sequences, capacity, "PROD", "visible/first")
-        last = layers.elementwise(first, located.positions, "SUM", "visible/last")
+        first = layers.elementwise(located.sequences, capacity, "PROD", "mask/first")
+        last = layers.elementwise(first, located.positions, "SUM", "mask/last")
         before = layers.elementwise(
-            column, self._column(first, "visible/first/column"), "LESS", "visible/before"
+            column, self._column(first, "mask/first/column"), "LESS", "mask/before"
         )
         after = layers.elementwise(
-            column, self._column(last, "visible/last/column"), "GREATER", "visible/after"
+            column, self._column(last, "mask/last/column"), "GREATER", "mask/after"
         )
-        hidden = layers.elementwise(before, after, "OR", "visible/hidden")
-        seen = layers.unary(hidden, "NOT", "visible/seen")
-        axes = layers.constant("visible/axes", np.array((0, 1), np.int64))
-        return layers.output(layers.network.add_unsqueeze(seen, axes), "visible")
+        hidden = layers.elementwise(before, after, "OR", "mask/hidden")
+        # A mask of booleans makes TensorRT count them first, through host memory.
+        flags = layers.cast(hidden, layers.type_of(dtype), "mask/flags")
+        added = layers.elementwise(flags, layers.scalar(_HIDDEN, dtype, 2), "PROD", "mask/added")
+        axes = layers.constant("mask/axes", np.array((0, 1), np.int64))
+        return layers.output(layers.network.add_unsqueeze(added, axes), "mask")
 
     def _row(self, x: Tensor, name: str) -> Tensor:
         return self._layers.reshape(x, (1, -1), name)
