@@ -41,7 +41,7 @@ class Bench:
             eos_token_ids=(EOS,),
         )
         self.tables = allocate_engine(gpu, default_grid(ROWS, 16), limits)
-        self.logits = gpu.allocate(4 * ROWS * VOCABULARY)
+        self.logits = gpu.allocate(4 * (1 + ROWS) * VOCABULARY)  # a prompt's, and those of rows
         self.sampler = DeviceSampler(gpu, self.tables, self.logits)
 
     def sample(self, rows: npt.NDArray[Any], logits: npt.NDArray[np.float32]) -> None:
@@ -146,6 +146,23 @@ def test_inactive_rows_are_left_and_every_launch_is_counted_once(bench: Bench) -
         assert not tokens[1::2].any()
         assert bench.completed(DECODE) == launches
     assert bench.completed(PREFILL) == 0
+
+
+def test_a_mixed_step_ends_with_a_sampler_of_each_phase(bench: Bench) -> None:
+    """The logits of its prompt come first, those of its rows behind them."""
+    rows = np.zeros(ROWS, SAMPLING_ROW)
+    rows["repetition_penalty"] = rows["top_p"] = 1.0
+    rows["flags"] = ACTIVE
+    logits = np.zeros((1 + ROWS, VOCABULARY), np.float32)
+    logits[np.arange(1 + ROWS), np.arange(1 + ROWS) + 5] = 1.0
+    bench.gpu.put(bench.tables.buffers[PREFILL].sampling, rows[:1])
+    bench.gpu.put(bench.tables.buffers[DECODE].sampling, rows)
+    bench.gpu.put(bench.logits, logits)
+    bench.sampler.record(PREFILL, 1, bench.gpu.io)
+    bench.sampler.record(DECODE, ROWS, bench.gpu.io, first=1)
+    prompt = bench.gpu.fetch(bench.tables.buffers[PREFILL].output_tokens, np.int32, 1)
+    assert [*prompt, *bench.output("tokens", np.int32)[:, 0]] == list(range(5, 6 + ROWS))
+    assert (bench.completed(PREFILL), bench.completed(DECODE)) == (1, 1)
 
 
 def spelled(rng: np.random.Generator) -> TokenBytes:

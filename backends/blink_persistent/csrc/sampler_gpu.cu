@@ -1,4 +1,5 @@
-// The last kernel of every step's graph: samples each row, then counts the step as completed.
+// The last kernel of a step of a phase: samples each row, then counts the step as completed. A mixed
+// step ends with two of them.
 //
 // A sampler plugin's code stands before this text and defines BLINK_SAMPLER (sampler_plugin.h).
 #include "blink/sampler_block.h"
@@ -11,8 +12,8 @@ namespace blink {
 
 struct SamplerGpu {
     EngineTables engine;
-    float* logits;      // [rows, vocabulary_size]
-    uint64_t* scratch;  // [rows, vocabulary_size]
+    float* logits;      // [all rows, vocabulary_size]
+    uint64_t* scratch;  // [rows of a phase, vocabulary_size]
     uint32_t* ended;    // blocks of the running launch that are done
 };
 
@@ -79,19 +80,20 @@ class GpuBlock {
 
 }  // namespace blink
 
-// One block a row. The block that ends last counts the step: a scheduler that sees the count at
-// system scope sees every row's outputs.
+// One block a row; the logits of the phase's row 0 are at row `first`. The block that ends last
+// counts the step: a scheduler that sees the count at system scope sees every row's outputs.
 extern "C" __global__ void __launch_bounds__(blink::GpuBlock::kLanes)
-    blink_sample(const blink::SamplerGpu* sampler, uint32_t phase) {
+    blink_sample(const blink::SamplerGpu* sampler, uint32_t phase, uint32_t first) {
     using namespace blink;
     __shared__ GpuBlock::Shared shared;
     const PhaseBuffers& buffers = sampler->engine.buffers[phase];
     SamplingRow& row = buffers.sampling[blockIdx.x];
     if ((row.flags & kSamplingActive) != 0) {
         GpuBlock block(shared);
-        const uint64_t place = static_cast<uint64_t>(blockIdx.x) * sampler->engine.vocabulary_size;
-        BLINK_SAMPLER<GpuBlock>(block, sampler->engine, row, sampler->logits + place, sampler->scratch + place)
-            .sample(buffers, blockIdx.x);
+        const uint64_t size = sampler->engine.vocabulary_size;
+        float* logits = sampler->logits + (first + blockIdx.x) * size;
+        uint64_t* scratch = sampler->scratch + blockIdx.x * size;
+        BLINK_SAMPLER<GpuBlock>(block, sampler->engine, row, logits, scratch).sample(buffers, blockIdx.x);
     }
     __syncthreads();
     if (threadIdx.x != 0) return;

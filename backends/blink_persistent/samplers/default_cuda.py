@@ -34,7 +34,7 @@ class DeviceSampler:
     """
 
     def __init__(self, gpu: Gpu, tables: EngineTables, logits: int, *, plugin: str = "") -> None:
-        """`logits`: address of float32 [most rows or sequences, vocabulary_size].
+        """`logits`: address of float32 [most rows and sequences of a step, vocabulary_size].
 
         `plugin`: the code of a sampler that chooses instead (sampler_plugin.h). Raises ValueError
         for a vocabulary that is too large.
@@ -57,9 +57,12 @@ class DeviceSampler:
             )
         )
 
-    def record(self, phase: int, count: int, stream: Any) -> None:
-        """Launch it on a stream, for the first `count` rows of a phase."""
-        arguments = (self._address, c_uint64), (phase, c_uint32)
+    def record(self, phase: int, count: int, stream: Any, *, first: int = 0) -> None:
+        """Launch it on a stream, for the first `count` rows of a phase.
+
+        Their logits begin at row `first`.
+        """
+        arguments = (self._address, c_uint64), (phase, c_uint32), (first, c_uint32)
         self._gpu.launch(self._kernel, count, LANES, stream, *arguments)
 
 
