@@ -26,6 +26,10 @@ SCALARS: st.SearchStrategy[Any] = st.one_of(
         st.integers(1, 30),
     ),
     st.builds(
+        lambda ends: {"type": "number", "minimum": min(ends), "exclusiveMaximum": max(ends)},
+        st.lists(st.decimals(-20, 20, places=3).map(float), min_size=2, max_size=2, unique=True),
+    ),
+    st.builds(
         lambda values: {"enum": values}, st.lists(st.sampled_from([1, "x", None, [1]]), min_size=1)
     ),
     st.builds(lambda value: {"const": value}, st.sampled_from([{"k": [True]}, "é\n", 0])),

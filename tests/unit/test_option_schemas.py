@@ -86,6 +86,25 @@ def test_every_option_that_is_wrong_is_named_by_its_field(tmp_path: Path) -> Non
     }
 
 
+@pytest.mark.parametrize(
+    ("rate", "refusal"),
+    [
+        (0.5, None),
+        (1, None),
+        (0.25, "must be at least 0.5"),
+        (1.25, "must be less than 1.25"),
+    ],
+)
+def test_bounds_may_have_decimals(tmp_path: Path, rate: float, refusal: str | None) -> None:
+    bounded = {"type": "number", "minimum": 0.5, "exclusiveMaximum": 1.25}
+    mine = plugins({"sampler_options": {"nothing": {"properties": {"rate": bounded}}}})
+    given = {"sampler_options": {"rate": rate}}
+    if refusal is None:
+        assert validated(tmp_path, mine, **given)["sampler_options"] == {"rate": rate}
+    else:
+        assert problems(tmp_path, mine, **given) == {"sampler_options.rate": refusal}
+
+
 def test_a_pattern_without_a_description_is_told_as_it_is(tmp_path: Path) -> None:
     found = problems(tmp_path, plugins(), backend_options={"url": "x"})
     assert "'^https?:'" in found["backend_options.url"]

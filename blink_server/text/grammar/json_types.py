@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
 from blink_server.text.grammar import expressions
-from blink_server.text.grammar.json_numbers import integer_between, number_between
+from blink_server.text.grammar.json_numbers import (
+    MOST_DIGITS,
+    integer_between,
+    least_whole,
+    most_whole,
+    number_between,
+)
 from blink_server.text.grammar.json_text import JsonText, Member
 from blink_server.text.grammar.nfa import Nfa, Piece
 from blink_server.text.grammar.refusal import GrammarRefused
@@ -31,6 +38,8 @@ FORMATS: Mapping[str, str] = {
     "email": rf"[A-Za-z0-9_+-]+(?:\.[A-Za-z0-9_+-]+)*@{_LABEL}(?:\.{_LABEL})+",
 }
 """What is held of "format"; other formats are annotations, as the specification has it."""
+
+_MOST_WHOLE_DIGITS = 20  # of a whole number's bounds: 64 bits
 
 AddValue = Callable[[Any, int, Place], int | None]
 """Adds the values of a schema; None where it has none."""
@@ -192,8 +201,9 @@ class TypedValues:
         path = place.path
         if schema.get("multipleOf", 1) != 1 or ("multipleOf" in schema and kind == "number"):
             raise GrammarRefused(joined(path, "multipleOf"), "is not supported")
-        low, above = _bound(schema, "minimum", "exclusiveMinimum", path, max)
-        high, below = _bound(schema, "maximum", "exclusiveMaximum", path, min)
+        digits = MOST_DIGITS if kind == "number" else _MOST_WHOLE_DIGITS
+        low, above = _bound(schema, "minimum", "exclusiveMinimum", path, digits, max)
+        high, below = _bound(schema, "maximum", "exclusiveMaximum", path, digits, min)
         if low is None and high is None:
             return self._json.integer(start) if kind == "integer" else self._json.number(start)
         if kind == "number":
@@ -201,22 +211,30 @@ class TypedValues:
         return integer_between(
             self._nfa,
             start,
-            None if low is None else low + above,
-            None if high is None else high - below,
+            None if low is None else least_whole(low, above=above),
+            None if high is None else most_whole(high, below=below),
         )
 
 
 def _bound(
-    schema: Schema, name: str, exclusive: str, path: str, stricter: Callable[[int, int], int]
-) -> tuple[int | None, bool]:
+    schema: Schema,
+    name: str,
+    exclusive: str,
+    path: str,
+    most_digits: int,
+    stricter: Callable[[Decimal, Decimal], Decimal],
+) -> tuple[Decimal | None, bool]:
     """(the bound, whether it is itself excluded)."""
     given = {key: schema[key] for key in (name, exclusive) if key in schema}
-    for key, value in given.items():
-        if abs(value) > 10**15 or value != int(value):
-            raise GrammarRefused(joined(path, key), f"{short(value)} is no whole number below 1e15")
     if not given:
         return None, False
-    bounds = {key: int(value) for key, value in given.items()}
+    bounds = {key: Decimal(str(value)) for key, value in given.items()}
+    for key, bound in bounds.items():
+        decimals = 0 if bound == int(bound) else -int(bound.as_tuple().exponent)
+        if len(str(abs(int(bound)))) + decimals > most_digits:
+            raise GrammarRefused(
+                joined(path, key), f"{short(given[key])} has more than {most_digits} digits"
+            )
     if len(bounds) == 2:
         bound = stricter(bounds[name], bounds[exclusive])
         return bound, bound == bounds[exclusive]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -53,6 +54,67 @@ def test_numbers_bounded_on_one_side_go_on_for_ever(schema_automaton: Compile, b
     validator = Draft202012Validator(bound)
     for number in (*range(-1200, 1200), 10**30, -(10**30)):
         assert automaton.accepts(str(number).encode()) == validator.is_valid(number)
+
+
+def thousandths(first: int, last: int) -> Iterator[str]:
+    """As JSON has them, without zeros at the end."""
+    for number in range(first, last):
+        yield str(Decimal(number).scaleb(-3).normalize() + 0)
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"minimum": 0.5, "maximum": 1.25},
+        {"exclusiveMinimum": 0.5, "exclusiveMaximum": 1.25},
+        {"minimum": -1.5, "exclusiveMaximum": 0.001},
+        {"exclusiveMinimum": -0.102, "maximum": -0.099},
+        {"minimum": 0.7, "maximum": 0.7},
+        {"exclusiveMinimum": -1, "exclusiveMaximum": 1},
+        {"minimum": 1.999, "exclusiveMinimum": 1.5},
+        {"maximum": -0.25},
+        {"minimum": 1e-9, "maximum": 1e-3},
+    ],
+)
+@pytest.mark.parametrize("kind", ["number", "integer"])
+def test_bounds_may_have_decimals(schema_automaton: Compile, kind: str, bounds: Any) -> None:
+    schema = {"type": kind, **bounds}
+    validator = Draft202012Validator(schema)
+    texts = list(thousandths(-2500, 2500))
+    right = [text for text in texts if validator.is_valid(json.loads(text))]
+    if kind == "integer" and not right:
+        with pytest.raises(GrammarRefused, match="has no value"):
+            schema_automaton(schema)
+        return
+    automaton = schema_automaton(schema)
+    assert [text for text in texts if automaton.accepts(text.encode())] == right
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    bounds=st.lists(st.decimals(-3, 3, places=2), min_size=2, max_size=2, unique=True),
+    names=st.tuples(
+        st.sampled_from(["minimum", "exclusiveMinimum"]),
+        st.sampled_from(["maximum", "exclusiveMaximum"]),
+    ),
+)
+def test_numbers_between_any_bounds_are_all_there(
+    schema_automaton: Compile, bounds: list[Decimal], names: tuple[str, str]
+) -> None:
+    low, high = map(float, sorted(bounds))
+    schema = {"type": "number", names[0]: low, names[1]: high}
+    automaton, validator = schema_automaton(schema), Draft202012Validator(schema)
+    for text in thousandths(-3100, 3100):
+        assert automaton.accepts(text.encode()) == validator.is_valid(json.loads(text)), text
+
+
+def test_the_bounds_of_a_whole_number_that_a_double_holds(schema_automaton: Compile) -> None:
+    most = 2**53 - 1
+    automaton = schema_automaton({"type": "integer", "minimum": -most, "maximum": most})
+    for number in (most, -most, 0, most // 7):
+        assert automaton.accepts(str(number).encode())
+    for number in (most + 1, -most - 1, 10**17):
+        assert not automaton.accepts(str(number).encode())
 
 
 def test_objects_have_their_properties_in_order(schema_automaton: Compile) -> None:
@@ -111,7 +173,10 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "string", "pattern": "a", "maxLength": 3}, "schema.maxLength"),
     ({"type": "whole"}, "schema.type"),
     ({"required": "a"}, "schema.required"),
-    ({"type": "number", "minimum": 0.5}, "schema.minimum"),
+    ({"type": "number", "minimum": 0.30000000000000004}, "schema.minimum"),
+    ({"type": "number", "exclusiveMaximum": 2**53}, "schema.exclusiveMaximum"),
+    ({"type": "integer", "maximum": 10**20}, "schema.maximum"),
+    ({"type": "integer", "minimum": 0.5, "exclusiveMaximum": 1}, "schema"),
     ({"$ref": "http://other/schema"}, "schema.$ref"),
     ({"$ref": "#/$defs/none"}, "schema.$ref"),
     ({"$ref": "#"}, "schema.$ref"),
