@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from blink_persistent.engines.tensorrt.attention import Attended, Tensor
+from blink_persistent.engines.tensorrt.attention import Attended
 from blink_persistent.engines.tensorrt.layers import Layers
 from blink_persistent.engines.tensorrt.paged_plugin import (
     KEY_POOL_OUT,
@@ -18,6 +18,7 @@ from blink_persistent.engines.tensorrt.paged_plugin import (
     PluginState,
     creator_class,
 )
+from blink_persistent.engines.tensorrt.trt_types import Tensor
 from blink_server.errors import Unavailable
 
 PYTHON, LIBRARY = "python", "library"
