@@ -49,10 +49,10 @@ class ServerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def line(self, text: str, *, after: int = 0) -> str:
+    async def line(self, text: str, *, after: int = 0, seconds: float = _SECONDS) -> str:
         """Wait for a line that contains `text`, not among the first `after` of `lines`.
 
-        Raises AssertionError if none comes.
+        Raises AssertionError if none comes within `seconds`.
         """
         for line in self.lines[after:]:
             if text in line:
@@ -60,16 +60,16 @@ class ServerProcess:
         found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting[found] = text
         ended = asyncio.ensure_future(self._process.wait())
-        await asyncio.wait((found, ended), timeout=_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((found, ended), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
         del self._waiting[found]
         if not found.done():
             raise AssertionError(f"no line with {text!r} in:\n{self.output}")
         return found.result()
 
-    async def ready(self) -> str:
+    async def ready(self, *, seconds: float = _SECONDS) -> str:
         """Wait until every model is READY or UNAVAILABLE; returns the server's URL."""
-        return (await self.line("Blink server on ")).split()[-1]
+        return (await self.line("Blink server on ", seconds=seconds)).split()[-1]
 
     async def exit(self) -> int | None:
         """Wait for the provisioner's end; returns its status."""

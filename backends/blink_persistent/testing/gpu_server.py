@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from blink_persistent.engines.cuda.weight_file import WEIGHT_FILE, write_weights
-from blink_persistent.graph_grid import default_grid
+from blink_persistent.graph_grid import GraphGrid, default_grid
 from blink_server.testing.memory_checkpoint import MemoryCheckpoint
 from blink_server.testing.server_process import ServerProcess, processes
 from blink_server.testing.tiny_repository import write_json
@@ -31,18 +31,19 @@ def write_gpu_version(
     engine: Mapping[str, Any],
     vocabulary: int = VOCABULARY,
     limits: Mapping[str, Any] | None = None,
+    grid: GraphGrid | None = None,
     write_more: Callable[[Path], None] = lambda directory: None,
 ) -> Path:
     """A version whose texts are its tokens' ids as words; returns its directory, complete.
 
-    `engine` is config.json's, `limits` go over `LIMITS`. `write_more` may add files before
-    config.json makes it a version.
+    `engine` is config.json's, `limits` go over `LIMITS`; `grid` is powers of two unless given.
+    `write_more` may add files before config.json makes it a version.
     """
     directory = repository / model / str(version)
     directory.mkdir(parents=True)
     write_more(directory)
     chosen = LIMITS | dict(limits or {})
-    grid = default_grid(
+    grid = grid or default_grid(
         chosen["max_rows"], chosen["max_prefill_tokens"], max_sequences=MAX_SEQUENCES
     )
     write_json(directory / "graph_grid.json", grid.to_json())
