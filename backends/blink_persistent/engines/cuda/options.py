@@ -5,7 +5,8 @@ random ones need model, a name of `ARCHITECTURES`, and no file. dtype: of weight
 KV entries, "bfloat16". block_size: KV entries of a block.
 block_count: blocks of KV memory, the null block included; by default what memory is left. capture:
 "all" graphs before the version is ready, or a coarse part of the grid, and the rest in the
-"background" of the requests. device, scheduler: see `place.py`.
+"background" of the requests. products: of decode steps, "streamed" as was measured, or "primed", by
+kernels that have not been measured. device, scheduler: see `place.py`.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from blink_server.importers.checkpoint import Architecture
 
 DTYPE = "bfloat16"
 DEFAULT_BLOCK_SIZE = 64
-_BLOCK_SIZES = (16, 32, 64, 128, 256)
+BLOCK_SIZES = (16, 32, 64, 128, 256)
 _SOURCES = ("file", "random")
 _CAPTURES = ("all", "background")
+_PRODUCTS = ("streamed", "primed")
 _NAMES = (
     *("name", *PLACE_OPTIONS),
-    *("file", "weights", "model", "dtype", "block_size", "block_count", "capture"),
+    *("file", "weights", "model", "dtype", "block_size", "block_count", "capture", "products"),
 )
 _LARGEST_HEAD = 256
 _MOST_EXPERTS = 1024  # counts that the kernel which sorts by expert holds
@@ -45,6 +47,7 @@ class CudaOptions:
     block_size: int
     block_count: int | None
     in_background: bool = False  # most graphs are captured
+    primed: bool = False  # products of decode steps are
 
 
 def read_options(version: ModelVersion) -> CudaOptions:
@@ -58,7 +61,7 @@ def read_options(version: ModelVersion) -> CudaOptions:
 def checked_options(version: ModelVersion, architecture: Architecture) -> CudaOptions:
     """Those of a version whose weights are known, or yet to be written. Raises InvalidModel."""
     given: dict[str, Any] = version.config["engine"]
-    if problems := [*_problems(version, given), *_unservable(version, architecture)]:
+    if problems := [*_problems(version, given), *unservable(version, architecture)]:
         raise InvalidModel(problems)
     return CudaOptions(
         architecture=architecture,
@@ -66,6 +69,7 @@ def checked_options(version: ModelVersion, architecture: Architecture) -> CudaOp
         block_size=given.get("block_size", DEFAULT_BLOCK_SIZE),
         block_count=given.get("block_count"),
         in_background=given.get("capture") == "background",
+        primed=given.get("products") == "primed",
     )
 
 
@@ -99,16 +103,18 @@ def _problems(version: ModelVersion, given: dict[str, Any]) -> Iterator[Problem]
         yield problem("model", 'must be left out: only "weights": "random" have a shape by name')
     if given.get("dtype", DTYPE) != DTYPE:
         yield problem("dtype", f"must be {DTYPE!r}")
-    if given.get("block_size", DEFAULT_BLOCK_SIZE) not in _BLOCK_SIZES:
-        yield problem("block_size", f"must be one of {', '.join(map(str, _BLOCK_SIZES))}")
+    if given.get("block_size", DEFAULT_BLOCK_SIZE) not in BLOCK_SIZES:
+        yield problem("block_size", f"must be one of {', '.join(map(str, BLOCK_SIZES))}")
     if given.get("capture", "all") not in _CAPTURES:
         yield problem("capture", f"must be one of {', '.join(_CAPTURES)}")
+    if given.get("products", "streamed") not in _PRODUCTS:
+        yield problem("products", f"must be one of {', '.join(_PRODUCTS)}")
     count = given.get("block_count", 2)
     if type(count) is not int or count < 2:
         yield problem("block_count", "must be a whole number, 2 or more")
 
 
-def _unservable(version: ModelVersion, architecture: Architecture) -> Iterator[Problem]:
+def unservable(version: ModelVersion, architecture: Architecture) -> Iterator[Problem]:
     """What the kernels or the limits do not allow of an architecture that is known."""
     file = version.directory / "config.json"
     context = version.config["limits"]["context_length"]

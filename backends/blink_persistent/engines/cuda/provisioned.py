@@ -20,6 +20,7 @@ from blink_persistent.engines.captured import CapturedEngine
 from blink_persistent.engines.cuda.engine import choose_block_count
 from blink_persistent.engines.cuda.first_use import loading_in_slices
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
+from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cuts
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.options import CudaOptions
 from blink_persistent.engines.cuda.recorder import TorchRecorder
@@ -154,6 +155,7 @@ class CudaProvisioned(CapturedEngine):
         architecture, grid, device = options.architecture, self.grid, self.device
         places = {"device": device, "dtype": torch.bfloat16}
         properties = torch.cuda.get_device_properties(device)
+        primed = options.primed and properties.major >= HOPPER
         return Decoder(
             architecture=architecture,
             weights=weights,
@@ -172,6 +174,8 @@ class CudaProvisioned(CapturedEngine):
                 processors=properties.multi_processor_count - SCHEDULERS_PROCESSORS,
                 chained=properties.major >= HOPPER,
                 device=device,
+                cuts=likely_cuts(architecture) if primed else None,
+                gpu=self.gpu,
             ),
         )
 

@@ -45,6 +45,7 @@ def version(directory: Path, options: Mapping[str, Any], context_length: int = 6
         ({**RANDOM, "block_count": 1}, "engine.block_count", "2 or more"),
         ({**RANDOM, "block_count": True}, "engine.block_count", "2 or more"),
         ({**RANDOM, "capture": "later"}, "engine.capture", "must be one of all, background"),
+        ({**RANDOM, "products": "fast"}, "engine.products", "must be one of streamed, primed"),
         ({**RANDOM, "speed": 1}, "engine.speed", "use one of"),
         ({}, "", "is missing: import the model"),
     ],

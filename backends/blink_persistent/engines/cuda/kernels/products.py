@@ -17,6 +17,8 @@ from blink_persistent.engines.cuda.kernels.choices import (
     Shape,
     row_tile,
 )
+from blink_persistent.engines.cuda.kernels.primed import RunPrimed
+from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
 from blink_persistent.engines.cuda.kernels.reference import library_logits
 
 SWIGLU_TILE = 1024
@@ -29,10 +31,20 @@ class Products:
     """
 
     def __init__(
-        self, shapes: Iterable[Shape], cuts: Cuts, *, max_rows: int, chained: bool, device: object
+        self,
+        shapes: Iterable[Shape],
+        cuts: Cuts,
+        *,
+        max_rows: int,
+        chained: bool,
+        device: object,
+        primed: RunPrimed | None = None,
     ) -> None:
-        """`shapes`: of the weights that `product` is given, [out_features, in_features]."""
-        self._cuts = cuts
+        """`shapes`: of the weights that `product` is given, [out_features, in_features].
+
+        `primed` runs the products whose cut is a `PrimedCut`.
+        """
+        self._cuts, self._primed = cuts, primed
         shapes = list(shapes)
         self._chained_tiles = {
             tile for tile in ROW_TILES if chained and all((shape, tile) in cuts for shape in shapes)
@@ -88,19 +100,32 @@ class Products:
             gate_up, out, SIZE=size, TILE=tile, **self.chain(tokens)
         )  # fmt: skip
 
-    def _cut(self, x: Tensor, weight: Tensor) -> Cut | None:
+    def _cut(self, x: Tensor, weight: Tensor) -> Cut | PrimedCut | None:
         tile = row_tile(len(x))
         return None if tile is None else self._cuts.get(((*weight.shape,), tile))
 
     def _stream(
-        self, x: Tensor, weight: Tensor, out: Tensor, size: int, cut: Cut, *, gated: bool
+        self,
+        x: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        size: int,
+        cut: Cut | PrimedCut,
+        *,
+        gated: bool,
     ) -> None:
         """`out` is [splits, rows, size] or, of one split, [rows, size]."""
         rows, depth = x.shape
-        tile = max(row_tile(rows) or 0, DOT_LEAST)
+        tile = row_tile(rows)
+        assert tile is not None
+        if isinstance(cut, PrimedCut):
+            assert cut.gated == gated
+            assert self._primed is not None
+            self._primed(x, weight, out, cut, tile, chained=self.chain(rows)["CHAINED"])
+            return
         stream.stream_product[(size // cut.features, cut.splits)](
             x, weight, out, rows, size, depth, depth // cut.splits, cut.features,
-            ROW_TILE=tile, TILE=triton.next_power_of_2(cut.features),
+            ROW_TILE=max(tile, DOT_LEAST), TILE=triton.next_power_of_2(cut.features),
             STEP=cut.step, GATED=gated,
             num_warps=cut.warps, num_stages=cut.stages, **self.chain(rows),
         )  # fmt: skip

@@ -1,0 +1,45 @@
+"""Launches of a kernel while the one before it ends (programmatic dependent launch, Hopper on)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from blink_persistent.gpu.driver import Gpu
+
+Argument = tuple[Any, Any]
+"""A kernel's argument: its value, and its type of `ctypes`."""
+
+
+class ChainedKernel:
+    """A loaded kernel with `threads` a block and `shared_bytes` of dynamic shared memory.
+
+    One that is launched chained has to wait for the kernel before it on its own
+    (griddepcontrol.wait).
+    """
+
+    def __init__(self, gpu: Gpu, function: Any, *, threads: int, shared_bytes: int) -> None:
+        """`function`: of `DeviceProgram.function`."""
+        self._gpu, self._function = gpu, function
+        self._threads, self._shared_bytes = threads, shared_bytes
+        attribute = gpu.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        gpu.call("cuFuncSetAttribute", function, attribute, shared_bytes)
+
+    def launch(self, grid: int, stream: int, *arguments: Argument, chained: bool) -> None:
+        """Launch, or record, that many blocks; waits as `Gpu.launch` does. Raises CudaError."""
+        driver = self._gpu.driver
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self._threads, 1, 1
+        config.sharedMemBytes, config.hStream = self._shared_bytes, driver.CUstream(stream)
+        if chained:
+            overlap = driver.CUlaunchAttribute()
+            kind = driver.CUlaunchAttributeID
+            overlap.id = kind.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            overlap.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [overlap], 1
+        values, kinds = zip(*arguments, strict=True)
+        launch = partial(
+            self._gpu.call, "cuLaunchKernelEx", config, self._function, (values, kinds), 0
+        )
+        self._gpu.enqueue(self._function, stream, launch)

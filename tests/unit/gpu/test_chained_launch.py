@@ -1,0 +1,54 @@
+"""A chained launch asks for the overlap and for the shared memory, and waits as others do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import c_uint32
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from blink_persistent.gpu.chained_launch import ChainedKernel
+
+driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+
+
+class FakeGpu:
+    """Keeps the calls that a launch makes."""
+
+    def __init__(self) -> None:
+        self.driver = driver
+        self.calls: list[tuple[Any, ...]] = []
+        self.enqueued: list[tuple[Any, Any]] = []
+
+    def call(self, *call: Any) -> None:
+        self.calls.append(call)
+
+    def enqueue(self, function: Any, stream: Any, launch: Callable[[], object]) -> None:
+        self.enqueued.append((function, stream))
+        launch()
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_a_launch_is_configured(chained: bool) -> None:
+    gpu: Any = FakeGpu()
+    function = SimpleNamespace()
+    kernel = ChainedKernel(gpu, function, threads=96, shared_bytes=200_000)
+    kernel.launch(7, 0, (5, c_uint32), (6, c_uint32), chained=chained)
+    (wanted, launched), stream = gpu.calls, 0
+    most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    assert wanted == ("cuFuncSetAttribute", function, most, 200_000)
+    name, config, found, arguments, extra = launched
+    assert (name, found, extra) == ("cuLaunchKernelEx", function, 0)
+    assert arguments == ((5, 6), (c_uint32, c_uint32))
+    assert (config.gridDimX, config.gridDimY, config.gridDimZ) == (7, 1, 1)
+    assert (config.blockDimX, config.blockDimY, config.blockDimZ) == (96, 1, 1)
+    assert config.sharedMemBytes == 200_000
+    assert config.numAttrs == int(chained)
+    assert gpu.enqueued == [(function, stream)]
+    if chained:
+        (overlap,) = config.attrs
+        serial = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        assert overlap.id == serial
+        assert overlap.value.programmaticStreamSerializationAllowed == 1
