@@ -17,7 +17,6 @@ from blink_server.http.fields import (
     only,
     refuse,
     string,
-    text,
 )
 from blink_server.http.json_values import parse
 from blink_server.text.grammar.constraint import Constraint, Spec
@@ -84,7 +83,7 @@ def schema_spec(schema: Any, path: str) -> Spec:
 response_format = Check(_response_format, object_of(_FORMAT).schema)
 """OpenAI's field; the value is a constraint's spec, None for any text."""
 
-_choices = array(text, most=MAX_CHOICES, least=1)
+_choices = array(string, most=MAX_CHOICES, least=1)
 
 _SPECS: Mapping[str, Callable[[Any, str], Spec]] = {
     "json": schema_spec,
@@ -96,7 +95,7 @@ _STRUCTURED = Table(
     {
         "json": _ANY_SCHEMA,
         "json_object": only(True),
-        "regex": text,
+        "regex": string,
         "choice": _choices,
         "grammar": only(),
         "structural_tag": only(),
@@ -123,7 +122,7 @@ CONSTRAINTS: dict[str, Check] = {
     "response_format": response_format,
     "structured_outputs": structured_outputs,
     "guided_json": _ANY_SCHEMA,
-    "guided_regex": text,
+    "guided_regex": string,
     "guided_choice": _choices,
     "guided_grammar": only(),
 }

@@ -133,6 +133,20 @@ async def test_expressions_and_choices(client: Client) -> None:
     assert re.fullmatch(r"\d{3}-[a-f]+", found.text) or found.finish_reason == "length"
 
 
+@pytest.mark.parametrize(
+    "only", [{"guided_choice": [""]}, {"guided_regex": ""}, {"structured_outputs": {"regex": ""}}]
+)
+async def test_the_empty_text_may_be_all_there_is(client: Client, only: dict[str, Any]) -> None:
+    answer = await chat(client, extra_body=only)
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("", "stop")
+    assert answer.usage.completion_tokens == 1
+
+
+async def test_the_empty_text_may_be_one_of_several(client: Client) -> None:
+    answer = await chat(client, n=8, extra_body={"guided_choice": ["", "yes"]})
+    assert {choice.message.content for choice in answer.choices} <= {"", "yes"}
+
+
 async def test_the_responses_endpoint_parses_too(client: Client) -> None:
     answer = await client.responses.parse(
         model="tiny", input="Who?", text_format=Person, max_output_tokens=100

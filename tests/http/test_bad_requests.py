@@ -121,6 +121,8 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
     ({"guided_choice": []}, "guided_choice"),
+    ({"guided_choice": ["a", None]}, "guided_choice[1]"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
     ({"guided_json": "{"}, "guided_json"),
     ({"guided_json": "[" * 100_000}, "guided_json"),
     ({"guided_json": {"multipleOf": 3}}, "guided_json"),
