@@ -115,7 +115,13 @@ def _render(request: ChatRequest, entry: ModelEntry) -> str:
     if use is None:
         opening = ""
     elif not template.takes_tools:
-        raise InvalidRequest(f"the chat template of {name!r} takes no tools", param="tools")
+        file = entry.version.config.get("chat_template")
+        raise InvalidRequest(
+            f"{name!r} cannot be told of tools: its chat template ({file}) writes none; leave them "
+            'out, or send tool_choice "none"',
+            param="tools",
+            code="template_without_tools",
+        )
     elif text.tool_format is None:
         raise InvalidRequest(
             f"how {name!r} writes tool calls is not known: its config.json has no tool_parser",

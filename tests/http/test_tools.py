@@ -33,7 +33,7 @@ TWO = CALL + '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
 
 def serve(worker: Any, text: str, *, family: str = "hermes", template: str = TEMPLATE) -> Any:
     session = worker.session(answer(worker.tokenizer, text, eos=2))
-    entry = worker.entry(session, template=None)
+    entry = worker.entry(session, template=None, chat_template="chat_template.jinja")
     parts = TextParts(
         worker.tokenizer, ChatTemplate(template), blink_tool_parsers()[family]() if family else None
     )
@@ -275,7 +275,10 @@ async def test_models_that_cannot_call_say_so(worker: Any) -> None:
     serve(worker, "ok", template=CHAT_TEMPLATE)
     result = await worker.chat("Hi", tools=TOOLS)
     assert result.status_code == 400
-    assert "takes no tools" in result.json["error"]["message"]
+    error = result.json["error"]
+    assert (error["param"], error["code"]) == ("tools", "template_without_tools")
+    assert "its chat template (chat_template.jinja) writes none" in error["message"]
+    assert (await worker.chat("Hi", tools=TOOLS, tool_choice="none")).status_code == 200
     serve(worker, "ok", family="")
     result = await worker.chat("Hi", tools=TOOLS)
     assert result.status_code == 400
