@@ -1,4 +1,7 @@
-"""Every measured cut of a product computes what the library computes, for every number of rows."""
+"""Every measured cut of a product computes what the library computes, for every number of rows.
+
+So does a primed cut of each product of published models, alone and chained in a captured graph.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
+from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Shape, measured
+from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cut, step_products
+from blink_persistent.engines.cuda.kernels.primed import primed_on
 from blink_persistent.engines.cuda.kernels.products import Products
+from blink_persistent.gpu.driver import Gpu
 
 pytestmark = pytest.mark.gpu
 
@@ -31,15 +38,24 @@ def weight(request: pytest.FixtureRequest) -> Any:
     return torch.randn(request.param, device="cuda", dtype=torch.bfloat16) / request.param[1] ** 0.5
 
 
-@pytest.mark.parametrize("rows", [1, *ROW_TILES, 3, 13, 29, 50])
+ROWS = [1, *ROW_TILES, 3, 13, 29, 50]
+
+
+@pytest.mark.parametrize("rows", ROWS)
 def test_a_streamed_product_is_the_librarys(weight: Any, rows: int) -> None:
     shape: Shape = (*weight.shape,)
     products = Products([shape], CUTS, max_rows=64, chained=True, device="cuda")
     x = torch.randn(rows, shape[1], device="cuda", dtype=torch.bfloat16)
+    check(products, x, weight, gated=shape in GATED)
+
+
+def check(products: Products, x: Any, weight: Any, *, gated: bool) -> None:
+    """Against float32."""
+    rows, size = len(x), len(weight)
     exact = x.float() @ weight.float().t()
-    room = torch.full((rows, shape[0]), torch.nan, device="cuda", dtype=torch.bfloat16)
-    if shape in GATED:
-        found = torch.full((rows, shape[0] // 2), torch.nan, device="cuda", dtype=torch.bfloat16)
+    room = torch.full((rows, size), torch.nan, device="cuda", dtype=torch.bfloat16)
+    if gated:
+        found = torch.full((rows, size // 2), torch.nan, device="cuda", dtype=torch.bfloat16)
         products.gated_product(x, weight, room, found)
         gate, up = exact.chunk(2, dim=1)
         exact = torch.nn.functional.silu(gate) * up
@@ -48,3 +64,69 @@ def test_a_streamed_product_is_the_librarys(weight: Any, rows: int) -> None:
     assert room.isnan().all(), "the library was used"
     error = (found.float() - exact).norm() / exact.norm()
     assert float(error.nan_to_num(nan=torch.inf)) < BFLOAT16
+
+
+MODELS = ("smollm2-135m", "llama-3-8b", "qwen3-30b-a3b", "phi-4")
+PRIMED = {
+    f"{model} {product.name}": product
+    for model in MODELS
+    for product in step_products(ARCHITECTURES[model])
+}
+
+
+@pytest.mark.parametrize("name", PRIMED)
+def test_a_primed_product_is_the_librarys(name: str) -> None:
+    product = PRIMED[name]
+    torch.manual_seed(1)
+    weight = torch.randn(product.shape, device="cuda", dtype=torch.bfloat16)
+    weight /= product.shape[1] ** 0.5
+    cuts = {
+        (product.shape, tile): likely_cut(
+            product.shape, tile, gated=product.gated, in_parts=product.in_parts
+        )
+        for tile in ROW_TILES
+    }
+    with Gpu() as gpu:
+        options = {"max_rows": 64, "device": "cuda", "primed": primed_on(gpu)(cuts)}
+        products = Products([product.shape], cuts, chained=True, **options)
+        for rows in ROWS:
+            x = torch.randn(rows, product.shape[1], device="cuda", dtype=torch.bfloat16)
+            check(products, x, weight, gated=product.gated)
+        torch.cuda.synchronize()
+
+
+def test_chained_products_wait_for_what_they_read() -> None:
+    """Each multiplies what the one before has written, many times, in one graph."""
+    size, links = 4096, 6  # outputs get small as a square does
+    torch.manual_seed(1)
+    weights = torch.randn(links, 2 * size, size, device="cuda", dtype=torch.bfloat16)
+    weights /= size**0.5
+    cut = likely_cut((2 * size, size), 8, gated=True, in_parts=False)
+    cuts = {((2 * size, size), 8): cut}
+    rows = [torch.randn(4, size, device="cuda", dtype=torch.bfloat16)]
+    rows += [torch.zeros_like(rows[0]) for _ in range(links)]
+    room = torch.empty(4, 2 * size, device="cuda", dtype=torch.bfloat16)
+
+    with Gpu() as gpu:
+        options = {"max_rows": 64, "device": "cuda", "primed": primed_on(gpu)(cuts)}
+
+        def run(chained: bool) -> Any:
+            products = Products([(2 * size, size)], cuts, chained=chained, **options)
+            for weight, x, out in zip(weights, rows, rows[1:], strict=False):
+                products.gated_product(x, weight, room, out)
+
+        with torch.cuda.stream(torch.cuda.Stream()):
+            run(chained=False)
+            expected = [out.clone() for out in rows[1:]]
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(capture_error_mode="thread_local")
+            run(chained=True)
+            graph.capture_end()
+            for _ in range(20):
+                for out in rows[1:]:
+                    out.zero_()
+                graph.replay()
+                for found, wanted in zip(rows[1:], expected, strict=True):
+                    assert wanted.abs().max() > 0
+                    assert torch.equal(found, wanted)
+        torch.cuda.synchronize()

@@ -1,6 +1,6 @@
 """Which way of each product and of attention is the fastest in a decode step.
 
-    python tests/bench/gpu/engine_choices.py OUTPUT_DIRECTORY --model llama-3-8b
+    python tests/bench/gpu/engine_choices.py OUTPUT_DIRECTORY [--model llama-3-8b]
 
 Method: random weights at the model's full shape, `CONTEXT` entries of KV a row in blocks at random
 places. A case is captured as a graph and replayed; the median of 3 runs of 8 replays between two
@@ -27,6 +27,8 @@ import triton
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels.choices import Cut, DecodeTiling, Shape, row_tile
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
+from blink_persistent.engines.cuda.kernels.primed import MakePrimed, no_primed
+from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.step_tensors import KvCache, StepInputs, Workspace, empty_inputs
 from blink_persistent.engines.cuda.weights import random_weights
@@ -38,6 +40,7 @@ REPLAYS, RUNS = 8, 3
 NAMES = ("qkv", "output", "gate_up", "down", "head")
 WITH_EXPERTS = ("qkv", "output", "router", "head")  # for the experts see expert_choices.py
 ROWS = (1, 16, 64)
+MODELS = ("llama-3-8b", "qwen3-32b", "qwen3-30b-a3b", "phi-4")
 SPLITS = (1, 2, 3, 4, 7, 8, 9)
 PIPELINES = {  # step, stages, warps by tile and whether it is gated
     (64, False): ((128, 5, 4), (128, 3, 4), (64, 8, 4), (64, 4, 4)),
@@ -57,8 +60,9 @@ TILINGS = [
 class Bench:
     """One model in memory, and the time of its steps with any choice."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, make_primed: MakePrimed = no_primed) -> None:
         self.shape = shape = ARCHITECTURES[model]
+        self.make_primed = make_primed
         self.names = WITH_EXPERTS if shape.experts else NAMES
         places = {"device": "cuda", "dtype": torch.bfloat16}
         self.weights = random_weights(shape, **places)
@@ -74,7 +78,9 @@ class Bench:
         self.inputs.start_positions.fill_(CONTEXT)
         self.inputs.lengths.fill_(CONTEXT + 1)
 
-    def kernels(self, cuts: Any, tiling: DecodeTiling, *, chained: bool = True) -> FusedKernels:
+    def kernels(
+        self, cuts: Any, tiling: DecodeTiling | None, *, chained: bool = True
+    ) -> FusedKernels:
         return FusedKernels(
             self.shape,
             max_rows=MAX_ROWS,
@@ -84,6 +90,7 @@ class Bench:
             device="cuda",
             decode=tiling,
             cuts=cuts,
+            make_primed=self.make_primed,
         )
 
     def step_us(self, rows: int, kernels: FusedKernels) -> float:
@@ -98,7 +105,7 @@ class Bench:
             return [self.weights.head]
         return [getattr(layer, name) for layer in self.weights.layers]
 
-    def product_us(self, name: str, rows: int, cut: Cut | None) -> float:
+    def product_us(self, name: str, rows: int, cut: Cut | PrimedCut | None) -> float:
         """Of one product; infinite where the GPU has no room for such a cut."""
         weights, tile = self.weights_of(name), row_tile(rows)
         shape = (*weights[0].shape,)
@@ -250,14 +257,14 @@ class Search:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path)
-    parser.add_argument("--model", action="append", required=True)
+    parser.add_argument("--model", action="append", help=f"by default {', '.join(MODELS)}")
     parser.add_argument("--rows", type=int, action="append")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
     table: list[str] = []
     try:
-        for model in arguments.model:
+        for model in arguments.model or MODELS:
             bench = Bench(model)
 
             def note(kind: str, model: str = model, **row: Any) -> None:
@@ -270,6 +277,8 @@ def main() -> None:
                 heads = bench.shape.heads, bench.shape.kv_heads, bench.shape.head_dim
                 table += [f"    {key}: {cut}," for key, cut in search.cuts.items()]
                 table.append(f"    {(heads, row_tile(rows))}: {search.tiling},")
+            del bench, search
+            torch.cuda.empty_cache()  # the next one needs the memory
     finally:
         (arguments.output / "choices.json").write_text(json.dumps(found, indent=1) + "\n")
         print(*table, sep="\n")

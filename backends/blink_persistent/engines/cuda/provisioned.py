@@ -21,6 +21,7 @@ from blink_persistent.engines.cuda.engine import choose_block_count
 from blink_persistent.engines.cuda.first_use import loading_in_slices
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cuts
+from blink_persistent.engines.cuda.kernels.primed import primed_on
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.options import CudaOptions
 from blink_persistent.engines.cuda.recorder import TorchRecorder
@@ -175,7 +176,7 @@ class CudaProvisioned(CapturedEngine):
                 chained=properties.major >= HOPPER,
                 device=device,
                 cuts=likely_cuts(architecture) if primed else None,
-                gpu=self.gpu,
+                make_primed=primed_on(self.gpu),
             ),
         )
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
 from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Cut
-from blink_persistent.engines.cuda.kernels.primed import primed_for
+from blink_persistent.engines.cuda.kernels.primed import no_primed
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel
 from blink_persistent.engines.cuda.kernels.products import Products
 from blink_persistent.testing.primed_host import HostProducts
@@ -94,6 +94,6 @@ def test_rows_without_a_cut_are_the_librarys() -> None:
 
 
 def test_primed_cuts_need_a_gpu_and_others_do_not() -> None:
-    assert primed_for(None, {((SIZE, DEPTH), 8): Cut(features=16)}) is None
+    no_primed({((SIZE, DEPTH), 8): Cut(features=16)})
     with pytest.raises(ValueError, match="GPU"):
-        primed_for(None, {((SIZE, DEPTH), 8): PLAIN})
+        no_primed({((SIZE, DEPTH), 8): PLAIN})

@@ -19,10 +19,9 @@ from blink_persistent.engines.cuda.kernels.choices import (
     row_tile,
 )
 from blink_persistent.engines.cuda.kernels.experts import Experts
-from blink_persistent.engines.cuda.kernels.primed import primed_for
+from blink_persistent.engines.cuda.kernels.primed import MakePrimed, no_primed
 from blink_persistent.engines.cuda.kernels.products import Products
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Rotary
-from blink_persistent.gpu.driver import Gpu
 from blink_server.importers.checkpoint import Architecture
 
 LOCATE_TILE = 256
@@ -47,14 +46,14 @@ class FusedKernels(Products, Attention, Experts):
         decode: DecodeTiling | None = None,
         cuts: Cuts | None = None,
         experts: ExpertTiling | None = None,
-        gpu: Gpu | None = None,
+        make_primed: MakePrimed = no_primed,
     ) -> None:
         """For up to `max_rows` rows with block tables of `capacity` entries.
 
         `chained`: where products are streamed, launch each kernel while the one before it ends,
         which needs a Hopper GPU.
         `decode`, `cuts` and `experts`: how attention and products are cut; by default what was
-        measured on such a device. `gpu` owns the code of primed cuts, and is needed for them.
+        measured on such a device. `make_primed`: what runs the primed cuts among them.
         """
         on_gpu = torch.device(device).type == "cuda"
         known, tilings = measured(torch.cuda.get_device_capability(device) if on_gpu else (0, 0))
@@ -66,7 +65,7 @@ class FusedKernels(Products, Attention, Experts):
             max_rows=max_rows,
             chained=chained,
             device=device,
-            primed=primed_for(gpu, cuts),
+            primed=make_primed(cuts),
         )
         Attention.__init__(
             self,

@@ -5,13 +5,14 @@ Their code, primed_product_gpu.cu, is compiled once for all the ways of cutting 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from ctypes import c_uint32, c_uint64
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels.choices import Cut, Cuts
+from blink_persistent.engines.cuda.kernels.choices import Cuts
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel, primed_code
 from blink_persistent.gpu.chained_launch import ChainedKernel
 from blink_persistent.gpu.driver import Gpu
@@ -83,10 +84,21 @@ class PrimedProducts:
         )
 
 
-def primed_for(gpu: Gpu | None, cuts: Cuts) -> PrimedProducts | None:
-    """What runs the primed cuts among these, if there are any. They need a GPU."""
-    if all(isinstance(cut, Cut) for cut in cuts.values()):
-        return None
-    if gpu is None:
+MakePrimed = Callable[[Cuts], RunPrimed | None]
+"""What runs the primed cuts among these, if there are any."""
+
+
+def no_primed(cuts: Cuts) -> None:
+    """Fulfils `MakePrimed` where there is no GPU. Raises ValueError for a primed cut."""
+    if any(isinstance(cut, PrimedCut) for cut in cuts.values()):
         raise ValueError("primed cuts are for a GPU")
-    return PrimedProducts(gpu, cuts)
+
+
+def primed_on(gpu: Gpu) -> MakePrimed:
+    """Kernels that `gpu` owns."""
+
+    def make(cuts: Cuts) -> RunPrimed | None:
+        primed = any(isinstance(cut, PrimedCut) for cut in cuts.values())
+        return PrimedProducts(gpu, cuts) if primed else None
+
+    return make

@@ -1,0 +1,198 @@
+"""Primed products beside the library's and the streamed ones: alone, in a chain, in a step.
+
+    python tests/bench/gpu/primed_products.py OUTPUT_DIRECTORY [--model llama-3-8b] [--rows 1]
+
+Method: that of engine_choices.py, whose `Bench` this is. "product": one product of each layer after
+the other, each checked against PyTorch; `share` is that of the floor's speed, the weights at 4.58
+TB/s. The streamed cut is the table's, or the best of a few; the primed cuts are the `--tries` with
+the least estimates. "chain": a step's products with the norms between them, without rotation and
+attention, so that the distance to the products' floor is what the products lose and what lies
+between them. "step": a whole decode step but for the sampler. Both with the library's, the
+streamed, the primed products, and with the best of each; unchained too. "kernels" are those of
+the last, launched eagerly, with the floor of each product. What is printed last are lines of the
+table in kernels/choices.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from engine_choices import MODELS, ROWS, Bench, candidates, kernels_of, microseconds
+
+from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.kernels.choices import HOPPER_CUTS, Cut, row_tile
+from blink_persistent.engines.cuda.kernels.fused import FusedKernels
+from blink_persistent.engines.cuda.kernels.likely_cuts import (
+    MEMORY_BANDWIDTH,
+    StepProduct,
+    estimated_us,
+    primed_candidates,
+    step_products,
+)
+from blink_persistent.engines.cuda.kernels.primed import PrimedProducts
+from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
+from blink_persistent.gpu.driver import Gpu
+
+FEW_STREAMED = 4
+AnyCut = Cut | PrimedCut
+Note = Callable[..., None]
+
+
+def floor_us(product: StepProduct) -> float:
+    return 1e6 * 2 * product.shape[0] * product.shape[1] / MEMORY_BANDWIDTH
+
+
+def likeliest(product: StepProduct, tile: int, tries: int) -> list[PrimedCut]:
+    found = primed_candidates(product.shape, tile, gated=product.gated, in_parts=product.in_parts)
+    return sorted(found, key=lambda cut: estimated_us(cut, product.shape, tile))[:tries]
+
+
+def streamed(product: StepProduct, tile: int) -> Iterator[Cut]:
+    known = HOPPER_CUTS.get((product.shape, tile))
+    if isinstance(known, Cut):
+        yield known
+    else:
+        yield from islice(candidates(product.name, product.shape), FEW_STREAMED)
+
+
+class Contest:
+    """The three ways of each product of one model, for one number of rows."""
+
+    def __init__(self, bench: Bench, gpu: Gpu, rows: int, tries: int, note: Note) -> None:
+        self.bench, self.rows, self.note = bench, rows, note
+        self.tile = tile = row_tile(rows)
+        self.products = step_products(bench.shape)
+        self.primed = {product: likeliest(product, tile, tries) for product in self.products}
+        every = {
+            ((product.name, number), tile): cut
+            for product, cuts in self.primed.items()
+            for number, cut in enumerate(cuts)
+        }
+        kernels = PrimedProducts(gpu, every)  # compiled together
+        bench.make_primed = lambda cuts: kernels
+        self.best: dict[str, dict[StepProduct, tuple[float, AnyCut | None]]] = {}
+
+    def products_alone(self) -> None:
+        for product in self.products:
+            ways: Mapping[str, list[Any]] = {
+                "library": [None],
+                "streamed": list(streamed(product, self.tile)),
+                "primed": self.primed[product],
+            }
+            for way, cuts in ways.items():
+                timed = [(self.bench.product_us(product.name, self.rows, cut), cut) for cut in cuts]
+                for us, cut in timed:
+                    self.note("product", rows=self.rows, name=product.name, way=way,
+                              us=round(us, 2), share=round(floor_us(product) / us, 3),
+                              cut=cut and asdict(cut))  # fmt: skip
+                if timed:
+                    best = min(timed, key=lambda pair: pair[0])
+                    self.best.setdefault(way, {})[product] = best
+
+    def chosen(self, way: str) -> dict[Any, AnyCut]:
+        """Cuts of the step in which products go one way, or each the "best"."""
+        ways = self.best if way == "best" else {way: self.best[way]}
+        found = {}
+        for product in self.products:
+            offers = [way[product] for way in ways.values() if product in way]
+            cut = min(offers, key=lambda pair: pair[0])[1] if offers else None
+            if cut is not None:
+                found[product.shape, self.tile] = cut
+        return found
+
+    def together(self) -> None:
+        layers = self.bench.shape.layers
+        floors = {p.name: floor_us(p) * (1 if p.name == "head" else layers) for p in self.products}
+        self.note("floors", rows=self.rows, floors={k: round(v, 1) for k, v in floors.items()})
+        for way in ("library", "streamed", "primed", "best"):
+            cuts = self.chosen(way)
+            for chained in (True, False):
+                kernels = self.bench.kernels(cuts, None, chained=chained)
+                chain = microseconds(self.chain(kernels))
+                step = self.bench.step_us(self.rows, kernels)
+                share = (sum(floors.values()) - floors["head"]) / chain
+                self.note(
+                    "chain, step",
+                    rows=self.rows,
+                    way=way,
+                    chained=chained,
+                    chain=round(chain, 1),
+                    share=round(share, 3),
+                    step=round(step, 1),
+                )
+        self.note(
+            "kernels", rows=self.rows, kernels=kernels_of(self.bench.step(self.rows, kernels))
+        )
+
+    def chain(self, kernels: FusedKernels) -> Callable[[], None]:
+        """All layers' products and norms, in the order of a step."""
+        bench, t = self.bench, self.rows
+        work, epsilon = bench.work, bench.shape.rms_norm_eps
+        residual, normed = work.residual[:t], work.normed[:t]
+        work.residual.zero_()
+        work.normed.normal_()
+        work.mixed.normal_()
+
+        def run() -> None:
+            for layer in bench.weights.layers:
+                kernels.product(normed, layer.qkv, work.qkv[:t])
+                delta = kernels.product(work.mixed[:t], layer.output, work.delta[:t])
+                kernels.add_norm(delta, layer.inner_norm, epsilon, residual, normed)
+                if layer.router is not None:
+                    kernels.vocabulary_product(normed, layer.router, work.experts.scores[:t])
+                    continue
+                kernels.gated_product(normed, layer.gate_up, work.gate_up[:t], work.inner[:t])
+                delta = kernels.product(work.inner[:t], layer.down, work.delta[:t])
+                kernels.add_norm(delta, layer.input_norm, epsilon, residual, normed)
+
+        return run
+
+
+def measure(model: str, gpu: Gpu, rows: list[int], tries: int, note: Note) -> list[str]:
+    """Lines of the table."""
+    bench, lines = Bench(model), []
+    for count in rows:
+        contest = Contest(bench, gpu, count, tries, note)
+        contest.products_alone()
+        contest.together()
+        lines += [f"    {key}: {cut}," for key, cut in contest.chosen("best").items()]
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--model", action="append", choices=list(ARCHITECTURES))
+    parser.add_argument("--rows", type=int, action="append")
+    parser.add_argument("--tries", type=int, default=6, help="primed cuts of each product")
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    found: list[dict[str, Any]] = []
+    table: list[str] = []
+    torch.cuda.init()
+    with Gpu() as gpu:
+        try:
+            for model in arguments.model or MODELS:
+
+                def note(kind: str, model: str = model, **row: Any) -> None:
+                    found.append({"model": model, "kind": kind, **row})
+                    print(model, kind, *row.values(), flush=True)
+
+                rows = arguments.rows or list(ROWS)
+                table += measure(model, gpu, rows, arguments.tries, note)
+                torch.cuda.empty_cache()  # the next one needs the memory
+        finally:
+            (arguments.output / "primed.json").write_text(json.dumps(found, indent=1) + "\n")
+            print(*table, sep="\n")
+            torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()
