@@ -15,10 +15,11 @@ from blink_persistent.engines.cuda.kernels.choices import (
     DEFAULT_TILING,
     DOT_LEAST,
     PREFILL_TILE,
-    QUERY_TILE,
     ROW_TILES,
     DecodeTiling,
+    PrefillTiling,
     Tilings,
+    prefill_tiling,
     row_tile,
 )
 from blink_server.importers.checkpoint import Architecture
@@ -38,13 +39,15 @@ class Attention:
         device: Any,
         tilings: Tilings,
         always: DecodeTiling | None,
+        prefill: PrefillTiling | None = None,
     ) -> None:
-        """As `FusedKernels`; `always` is taken instead of what `tilings` says.
+        """As `FusedKernels`; `always` is taken instead of what `tilings` says, `prefill` instead
+        of what `prefill_tiling` does.
 
         `chain`: options of the launches of a step of so many tokens.
         """
         self._shape, self._processors = architecture, processors
-        self._tilings, self._always = tilings, always
+        self._tilings, self._always, self._always_prefill = tilings, always, prefill
         self._chain = chain
         most = max(
             rows * self._tiling(rows).splits(rows, architecture.kv_heads, capacity, processors)
@@ -120,7 +123,8 @@ class Attention:
     ) -> None:
         (sequences, max_blocks), tokens = block_tables.shape, len(queries)
         shape, block_size = self._shape, keys.shape[2]
-        query_tile = self._query_tile(tokens)
+        tiling = self._always_prefill or prefill_tiling(tokens, shape.heads, self._processors)
+        query_tile = min(max(triton.next_power_of_2(tokens), DOT_LEAST), tiling.queries)
         tiles = triton.cdiv(tokens, query_tile) + sequences - 1
         prefill_attention.attend_tile[(tiles, shape.heads)](
             queries,
@@ -140,16 +144,10 @@ class Attention:
             QUERY_TILE=query_tile,
             DIM_TILE=triton.next_power_of_2(shape.head_dim),
             TILE=min(block_size, PREFILL_TILE),
-            num_warps=8 if query_tile == QUERY_TILE else 4,
-            num_stages=2,
+            num_warps=tiling.warps if query_tile == tiling.queries else 4,
+            num_stages=tiling.stages,
             **self._chain(tokens),
         )
-
-    def _query_tile(self, tokens: int) -> int:
-        """Queries a program: half of the most where so few programs would not fill the device."""
-        fills = triton.cdiv(tokens, QUERY_TILE) * self._shape.heads >= self._processors
-        most = QUERY_TILE if fills else QUERY_TILE // 2
-        return int(min(max(triton.next_power_of_2(tokens), DOT_LEAST), most))
 
     def _tiling(self, rows: int) -> DecodeTiling:
         if self._always is not None:

@@ -36,6 +36,22 @@ DEFAULT_TILING = DecodeTiling()
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillTiling:
+    """How prefill attention is cut: queries a program at most, a power of two. Not measured."""
+
+    queries: int = QUERY_TILE
+    warps: int = 8
+    stages: int = 2
+
+
+def prefill_tiling(tokens: int, heads: int, processors: int) -> PrefillTiling:
+    """Half of the most queries where so few programs would not fill the processors."""
+    if -(-tokens // QUERY_TILE) * heads >= processors:
+        return PrefillTiling()
+    return PrefillTiling(queries=QUERY_TILE // 2, warps=4)
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """How `stream_product` is cut: `features` a program, the inner dimension in `splits` shares.
 
