@@ -56,7 +56,7 @@ class Runner:
         self._provisioned = provisioned
         limits = version.config["limits"]
         shape = provisioned.shape
-        self._ring_fd, memory = create_ring_memory(ring_shape(limits, shape), epoch)
+        self._ring_fd, memory = create_ring_memory(ring_shape(limits), epoch)
         self.ring = Ring(memory)
         bells = (new_eventfd() for _ in range(1 + self.ring.range_count))
         self._doorbell, *self._notify = bells

@@ -18,9 +18,9 @@ _AUX_WORDS = 64 * 1024  # stop ids and biases of a range
 _WORDS_PER_MIB = (1 << 20) // 4
 
 
-def ring_shape(limits: Mapping[str, Any], shape: EngineShape) -> _native.RingShape:
+def ring_shape(limits: Mapping[str, Any]) -> _native.RingShape:
     """The sizes of a version's ring; `limits` are config.json's."""
-    arena = _FULL_LENGTH_REQUESTS * shape.context_length
+    arena = _FULL_LENGTH_REQUESTS * limits["context_length"]
     return _native.RingShape(
         ranges=limits["slots"] // _native.RANGE_GRANULE,
         slots_per_range=_native.RANGE_GRANULE,

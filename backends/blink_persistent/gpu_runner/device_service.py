@@ -49,7 +49,7 @@ class DeviceService:
         self._provisioned = provisioned
         self._residents = residents
         gpu = provisioned.gpu
-        self._ring = DeviceRing(gpu, ring_shape(limits, shape), environment.epoch, pinned=False)
+        self._ring = DeviceRing(gpu, ring_shape(limits), environment.epoch, pinned=False)
         self._scheduler = DeviceScheduler(gpu, self._ring, provisioned.tables, provisioned.graphs)
         self._limits = StepLimits(shape.grid, limits["step_timeout_seconds"])
         self._clock, self._parks = HeartbeatClock(), -1

@@ -29,9 +29,7 @@ class HostService:
         limits, shape = version.config["limits"], provisioned.shape
         self._name = version.key
         self._provisioned = provisioned
-        self._ring_fd, memory = create_ring_memory(
-            ring_shape(limits, shape), task.environment.epoch
-        )
+        self._ring_fd, memory = create_ring_memory(ring_shape(limits), task.environment.epoch)
         self._ring = Ring(memory)
         provisioned.complete(lambda graph, executable: None).result()
         bells = (new_eventfd() for _ in range(1 + self._ring.range_count))

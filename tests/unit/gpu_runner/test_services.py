@@ -21,6 +21,7 @@ GIB = 1 << 30
 ENVIRONMENT = RunnerEnvironment(
     Path("control.sock"), "m", 3, 7, Path("runner-1"), Path("m/3"), Path("config.json")
 )
+LIMITS = {"slots": 1024, "context_length": 8192, "grammar_mib": 26}
 
 
 class FakeGpu:
@@ -46,7 +47,7 @@ class FakeEngine:
     """Also what it provisions, and an assignment to it."""
 
     def __init__(self, scheduler: SchedulerKind = SchedulerKind.DEVICE) -> None:
-        self.version = ModelVersion("m", 3, Path("m/3"), {})
+        self.version = ModelVersion("m", 3, Path("m/3"), {"limits": LIMITS})
         self.engine = self
         self.gpu = FakeGpu([0])
         self.gpu_place = GpuPlace(0, scheduler, ())
@@ -113,9 +114,9 @@ def test_who_schedules_is_the_servers_word_before_the_versions(
     assert (service.kind, service.memory_bytes) == (kind, 3 * GIB)
 
 
-def test_what_does_not_fit_is_not_loaded(rig: Rig) -> None:
-    rig.free[:] = [GIB]
-    with pytest.raises(MemoryRefused, match=r"needs 2\.00 GiB, 1\.00 GiB of the GPU are free"):
+def test_what_does_not_fit_with_its_ring_is_not_loaded(rig: Rig) -> None:
+    rig.free[:] = [2 * GIB]
+    with pytest.raises(MemoryRefused, match=r"needs 2\.13 GiB, 2\.00 GiB of the GPU are free"):
         rig.serve()
 
 
