@@ -404,3 +404,15 @@ class EngineBackend(Backend, Protocol):
         An engine that does not take "quantize" is given float matrices as they are.
         """
         ...
+
+
+@runtime_checkable
+class SourceBackend(Backend, Protocol):
+    """A backend that gives the weights of its versions, so that others are built of them."""
+
+    def checkpoint(self, version: ModelVersion) -> Any:
+        """A version as a `blink_server.importers.checkpoint.Checkpoint`, which `build` takes.
+
+        Raises `InvalidModel` where its engine does not keep weights as they came.
+        """
+        ...

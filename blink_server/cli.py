@@ -20,6 +20,10 @@ COMMANDS = {
     "bench": _Command(
         "blink_server.bench.command:bench_group", "Measure a server, alone or beside neighbours."
     ),
+    "build": _Command(
+        "blink_server.importers.build_command:build_command",
+        "Build a version for another engine, of a version's weights.",
+    ),
     "check": _Command(
         "blink_server.check:check_command", "Say what is wrong in a model repository."
     ),

@@ -14,7 +14,7 @@ from blink_persistent.gpu.presence import missing_for_gpu
 from blink_persistent.graph_grid import GraphGrid
 from blink_server.backend import BuildResult, Endpoint, ModelVersion, Session
 from blink_server.config import load_graph_grid
-from blink_server.errors import Problem, Unavailable
+from blink_server.errors import InvalidModel, Problem, Unavailable
 from blink_server.hookspecs import Connect, Factory, SamplerFactory
 
 DEFAULT_BUILD_ENGINE = "onnx_cpu"
@@ -83,6 +83,18 @@ class PersistentBackend:
         """Both, unless the engine's `import_options` say less."""
         return getattr(self._engine(engine), "import_options", IMPORT_OPTIONS)
 
+    def checkpoint(self, version: ModelVersion) -> Any:
+        """What the engine's `checkpoint` gives, if it has such."""
+        file, name = version.directory / "config.json", version.config["engine"]["name"]
+        if problems := _known(file, "engine.name", name, self.engines):
+            raise InvalidModel(list(problems))
+        opened: Callable[[ModelVersion], Any] | None
+        opened = getattr(self._engine(name), "checkpoint", None)
+        if opened is None:
+            expected = "keeps no weights that another version can be built from"
+            raise InvalidModel([Problem(file, "engine.name", name, expected)])
+        return opened(version)
+
     def _engine(self, name: str | None) -> Engine:
         engine: Engine = self.engines[name or DEFAULT_BUILD_ENGINE]()
         return engine
@@ -123,7 +135,9 @@ def _known(file: Path, field: str, value: str, offers: Mapping[str, object]) -> 
 
 
 def _check_place(file: Path, engine: str, place: GpuPlace | None) -> Sequence[Problem]:
-    missing = missing_for_gpu(place.device, place.modules) if place is not None else ""
+    if place is None:
+        return []
+    missing = missing_for_gpu(place.device, place.modules, place.extra)
     return [Problem(file, "engine.name", engine, missing, of_machine=True)] if missing else []
 
 

@@ -21,6 +21,12 @@ def _cuda() -> Any:
     return CudaEngine()
 
 
+def _tensorrt() -> Any:
+    from blink_persistent.engines.tensorrt.engine import TensorRtEngine
+
+    return TensorRtEngine()
+
+
 def _scripted() -> Any:
     from blink_persistent.engines.scripted import ScriptedEngine
 
@@ -47,8 +53,11 @@ async def _shm(version: ModelVersion, endpoint: Endpoint) -> Session:
 
 @hookimpl
 def blink_engines() -> Mapping[str, Factory]:
-    """`onnx_cpu`, `cuda`, `scripted`."""
-    return {"onnx_cpu": _onnx_cpu, "cuda": _cuda, "scripted": _scripted}
+    """`onnx_cpu`, `cuda`, `tensorrt`, `scripted`."""
+    return {
+        **{"onnx_cpu": _onnx_cpu, "cuda": _cuda},
+        **{"tensorrt": _tensorrt, "scripted": _scripted},
+    }
 
 
 @hookimpl

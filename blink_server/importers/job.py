@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import functools
-import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from blink_server.backend import EngineBackend
+from blink_server.backend import Backend, EngineBackend
 from blink_server.importers.checkpoint import Checkpoint
 from blink_server.importers.failure import ModelImportError
 from blink_server.importers.quantize import Bits
 from blink_server.importers.quantizing import QuantizingCheckpoint
-from blink_server.importers.version_writer import Destination, WrittenVersion, write_version
+from blink_server.importers.report import print_result, stages_shown
+from blink_server.importers.version_writer import Destination, write_version
 from blink_server.plugin_choice import PluginChoice, plugin_options
 from blink_server.plugins import Plugins, load_plugins
 from blink_server.schema_problems import nearest
@@ -134,20 +132,12 @@ class ImportJob:
             known = nearest(self.backend_name, backends)
             raise ModelImportError(f"no plugin offers the backend {self.backend_name!r}; {known}")
         if self.engine is not None:
-            self._check_engine(self.engine)
+            check_engine(backends[self.backend_name], self.engine)
         refused = [name for name in _ENGINE_CHOICES if name not in self._choices()]
         for name in refused:
             if (value := getattr(self, name)) is not None:
                 whose = f"engine {self.engine!r}" if self.engine else self.backend_name
                 raise ModelImportError(f"--{name} {value} is nothing that the {whose} takes")
-
-    def _check_engine(self, engine: str) -> None:
-        backend = self.plugins.backends[self.backend_name]
-        if not isinstance(backend, EngineBackend):
-            raise ModelImportError(f"the backend {self.backend_name!r} has no engines to choose")
-        if engine not in backend.engines:
-            known = nearest(engine, backend.engines)
-            raise ModelImportError(f"no plugin offers the engine {engine!r}; {known}")
 
     def _choices(self) -> Collection[str]:
         """Of `_ENGINE_CHOICES`, those that may be made."""
@@ -166,7 +156,7 @@ class ImportJob:
         backend = self.plugins.backends[self.backend_name]
         asked = {"max_rows": self.max_rows, "context_length": self.context_length}
         limits = {limit: value for limit, value in asked.items() if value is not None}
-        with _stages(Console(stderr=True)) as stages:
+        with stages_shown(Console(stderr=True)) as stages:
             checkpoint = open_checkpoint(stages.report)
             quantizing = None if self.bits is None else QuantizingCheckpoint(checkpoint, self.bits)
             written = write_version(
@@ -178,46 +168,13 @@ class ImportJob:
                 progress=stages.report,
             )
         summary = quantizing.summary() if quantizing else []
-        _print_result(written, summary, self.repository)
+        print_result(written, summary, self.repository)
 
 
-class _Stages:
-    """One bar for each stage that reports, in the order of their first reports."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[str, TaskID] = {}
-
-    def report(self, stage: str, fraction: float) -> None:
-        """Show that `fraction`, 0 to 1, of a stage is done; from any thread."""
-        if stage not in self._tasks:
-            self._tasks[stage] = self._progress.add_task(stage, total=1.0)
-        self._progress.update(self._tasks[stage], completed=fraction)
-
-
-@contextmanager
-def _stages(console: Console) -> Iterator[_Stages]:
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        yield _Stages(progress)
-
-
-def _print_result(written: WrittenVersion, summary: Sequence[str], repository: Path) -> None:
-    directory = written.directory
-    click.echo(f"wrote {directory}")
-    for path in sorted(directory.rglob("*")):
-        if path.is_file():
-            name = path.relative_to(directory).as_posix()
-            click.echo(f"  {name:<24} {_size(path.stat().st_size):>9}")
-    for note in (*summary, *written.notes):
-        click.echo(f"note: {note}")
-    click.echo(f"limits: {written.limits}")
-    click.echo(f"serve it: blink-server serve --model-repository {shlex.quote(str(repository))}")
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
+def check_engine(backend: Backend, engine: str) -> None:
+    """Raise `ModelImportError` where the backend has no engine of that name."""
+    if not isinstance(backend, EngineBackend):
+        raise ModelImportError(f"the backend {backend.name!r} has no engines to choose")
+    if engine not in backend.engines:
+        known = nearest(engine, backend.engines)
+        raise ModelImportError(f"no plugin offers the engine {engine!r}; {known}")

@@ -21,6 +21,7 @@ from blink_server.config import (
 from blink_server.errors import InvalidModel
 from blink_server.importers.checkpoint import Checkpoint
 from blink_server.importers.failure import ModelImportError, os_errors_named
+from blink_server.importers.origin import copy_files, rebuilt_config
 from blink_server.importers.scratch import scratch_directory
 from blink_server.repository.names import MODEL_NAME_RULE, is_model_name, parse_version
 from blink_server.schemas import limit_bounds
@@ -75,14 +76,16 @@ def write_version(
     limits: Mapping[str, int],
     options: Mapping[str, Any],
     progress: Callable[[str, float], None],
+    origin: ModelVersion | None = None,
 ) -> WrittenVersion:
     """Build the engine for a checkpoint and write everything a version has.
 
     The files are written and synced in a hidden directory of the repository, checked as the
     server will check them, and renamed into place: a version that can be seen is whole. `limits`
     and `options` hold what the user asks for, as `Backend.build` takes it. `progress` hears of the
-    backend's stages and of "write". Raises `ModelImportError` (name, existing version, limits,
-    disk) and `InvalidModel` (a checkpoint that the backend cannot serve).
+    backend's stages and of "write". All but the engine's files comes from the version `origin`, if
+    given, and from the checkpoint otherwise. Raises `ModelImportError` (name, existing version,
+    limits, disk) and `InvalidModel` (a checkpoint that the backend cannot serve).
     """
     destination.check()
     _check_limits(checkpoint, limits)
@@ -93,7 +96,12 @@ def write_version(
                 checkpoint, work, limits=limits, options=options, progress=progress
             )
             progress("write", 0.0)
-            _write_files(work, checkpoint, backend.name, built)
+            if origin is None:
+                _write_files(work, checkpoint, backend.name, built)
+            else:
+                copy_files(origin, work, built)
+                config = rebuilt_config(origin, backend.name, built)
+                _write_texts(work, _engine_texts(config, built))
             version, lacks = _check_written(work, backend, destination)
             limits_told = _tell_limits(checkpoint, version, backend.estimate(version))
             _sync_tree(work)
@@ -141,13 +149,17 @@ def _tell_limits(checkpoint: Checkpoint, version: ModelVersion, memory: int) -> 
 
 def _write_files(work: Path, checkpoint: Checkpoint, backend: str, built: BuildResult) -> None:
     config = version_config(checkpoint, backend, built)
-    texts = {
-        TOKENIZER_FILE: checkpoint.tokenizer_json,
-        CONFIG_FILE: _json(config),
-        GRAPH_GRID_FILE: _json(built.graph_grid),
-    }
+    texts = {TOKENIZER_FILE: checkpoint.tokenizer_json, **_engine_texts(config, built)}
     if checkpoint.chat_template:
         texts[CHAT_TEMPLATE_FILE] = checkpoint.chat_template
+    _write_texts(work, texts)
+
+
+def _engine_texts(config: Mapping[str, Any], built: BuildResult) -> dict[str, str]:
+    return {CONFIG_FILE: _json(config), GRAPH_GRID_FILE: _json(built.graph_grid)}
+
+
+def _write_texts(work: Path, texts: Mapping[str, str]) -> None:
     for name, text in texts.items():
         # Templates and tokens are bytes of the model's: no newline may be translated.
         (work / name).write_text(text, encoding="utf-8", newline="")

@@ -173,6 +173,8 @@ class Engine(Protocol):
 
     An engine may have `import_options`, what an import for it takes of "quantize" and "compute":
     without "quantize" it is given float matrices as they are. Both, if it does not say.
+    An engine that keeps a model's weights as they came may have `checkpoint(version)`, which gives
+    them as a `Checkpoint` for a build of another version, or raises InvalidModel.
     """
 
     def check(self, version: ModelVersion) -> Sequence[Problem]:

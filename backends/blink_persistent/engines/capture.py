@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from blink_persistent.gpu.driver import CudaError, Gpu
+from blink_persistent.gpu.driver import CudaError, Gpu, GraphRefused
 from blink_persistent.graph_grid import DECODE, GraphGrid, GraphKey
 
 NOT_CAPTURED = 0
@@ -31,6 +31,10 @@ class Recorder(Protocol):
 
     def record(self, step: Callable[[], None]) -> tuple[Any, int]:
         """Capture a step: what owns the graph, and the graph."""
+        ...
+
+    def explain(self, graph: int, refused: GraphRefused) -> str:
+        """More about what was refused than the error says, or ""."""
         ...
 
 
@@ -108,7 +112,10 @@ class GraphCapture:
 
     def _capture(self, graph: int, key: GraphKey) -> None:
         source, raw = self._recorder.record(lambda: self._step(key))
-        self.executables[graph] = self._gpu.instantiate(self._gpu.driver.CUgraph(raw))
+        try:
+            self.executables[graph] = self._gpu.instantiate(self._gpu.driver.CUgraph(raw))
+        except GraphRefused as error:
+            raise CudaError(f"{error}{self._recorder.explain(raw, error)}") from error
         self.sources[graph] = source
 
 

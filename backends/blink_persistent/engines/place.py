@@ -30,22 +30,28 @@ class SchedulerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuPlace:
-    """A GPU by its number, who launches its steps, and the modules that this takes."""
+    """A GPU by its number, who launches its steps, the modules that this takes, and the extra of
+    this project that installs them."""
 
     device: int
     scheduler: SchedulerKind
     modules: tuple[str, ...]
+    extra: str = "cuda"
 
 
 def gpu_place(
-    engine: Mapping[str, Any], modules: tuple[str, ...], *, default: str = FIRST_GPU
+    engine: Mapping[str, Any],
+    modules: tuple[str, ...],
+    *,
+    default: str = FIRST_GPU,
+    extra: str = "cuda",
 ) -> GpuPlace | None:
     """What checked options say; None is the host's CPU. `default` holds if none is named."""
     found = _GPU.fullmatch(engine.get("device", default))
     if found is None:
         return None
     scheduler = SchedulerKind(engine.get("scheduler", SchedulerKind.DEVICE))
-    return GpuPlace(int(found[1]), scheduler, modules)
+    return GpuPlace(int(found[1]), scheduler, modules, extra)
 
 
 def place_problems(version: ModelVersion, *, default: str = FIRST_GPU) -> list[Problem]:

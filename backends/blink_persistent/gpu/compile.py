@@ -53,13 +53,13 @@ def compile_program(
     return cubin
 
 
-def cache_directory() -> Path:
-    """Where compiled code is kept: `blink-server/device-code` in the user's cache directory.
+def cache_directory(kind: str = "device-code") -> Path:
+    """Where compiled code is kept: `blink-server/<kind>` in the user's cache directory.
 
     Raises DeviceCodeError where others could have put code there.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    directory = root / "blink-server" / "device-code"
+    directory = root / "blink-server" / kind
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = directory.stat()
     if state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

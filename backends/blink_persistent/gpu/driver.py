@@ -29,6 +29,14 @@ class CudaError(EngineFailure):
     """A driver call failed; the message has CUDA's name for it."""
 
 
+class GraphRefused(CudaError):
+    """A graph cannot be launched from the device; `node` is why, or None."""
+
+    def __init__(self, message: str, node: Any) -> None:
+        super().__init__(message)
+        self.node = node
+
+
 def cuda_driver() -> Any:
     """The module cuda.bindings.driver. Raises Unavailable where it cannot be used."""
     try:
@@ -113,6 +121,10 @@ class Gpu:
     def own(self, function: str, *arguments: object) -> None:
         """Have `close` make this call."""
         self._resources.append(partial(self.call, function, *arguments))
+
+    def at_close(self, release: Callable[[], object]) -> None:
+        """Have `close` call it, before what was owned earlier is given back."""
+        self._resources.append(release)
 
     def new_stream(self) -> Any:
         """A stream that waits for no other."""
@@ -241,8 +253,8 @@ class Gpu:
     def instantiate(self, graph: Any) -> Any:
         """The executable of a captured graph, uploaded, ready for device launch; owned here.
 
-        The graph itself stays the caller's. Raises CudaError naming why it was refused, and the
-        refused node where there is one.
+        The graph itself stays the caller's. Raises GraphRefused, which says why, and what the
+        refused node is where there is one.
         """
         driver = self.driver
         parameters = driver.CUDA_GRAPH_INSTANTIATE_PARAMS()
@@ -252,23 +264,23 @@ class Gpu:
                 executable = self.call("cuGraphInstantiateWithParams", graph, parameters)
         except CudaError as error:
             reason, node = parameters.result_out.name, parameters.hErrNode_out
-            raise CudaError(f"{error} ({reason}{self._node_name(node)})") from error
+            refused = node if int(node) else None
+            told = f": {self.node_name(node)}" if refused is not None else ""
+            raise GraphRefused(f"{error} ({reason}{told})", refused) from error
         self.own("cuGraphExecDestroy", executable)
         self.call("cuGraphUpload", executable, self.io)
         self.call("cuStreamSynchronize", self.io)
         return executable
 
-    def _node_name(self, node: Any) -> str:
-        """What a refused node is, for a message; empty where no single node was refused."""
-        if int(node) == 0:
-            return ""
+    def node_name(self, node: Any) -> str:
+        """What a captured graph's node is, for a message: its kind, or "kernel" and its name."""
         kind = self.call("cuGraphNodeGetType", node)
         if kind != self.driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
-            return f": {kind.name}"
+            return str(kind.name)
         kernel = self.call("cuGraphKernelNodeGetParams", node)
         if int(kernel.func) != 0:
-            return f": kernel {self.call('cuFuncGetName', kernel.func).decode()}"
-        return f": kernel {self.call('cuKernelGetName', kernel.kern).decode()}"
+            return f"kernel {self.call('cuFuncGetName', kernel.func).decode()}"
+        return f"kernel {self.call('cuKernelGetName', kernel.kern).decode()}"
 
     def free_bytes(self) -> int:
         """Device memory that nobody has."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from blink_persistent.engines.capture import BATCH, NOT_CAPTURED, GraphCapture
-from blink_persistent.gpu.driver import CudaError
+from blink_persistent.gpu.driver import CudaError, GraphRefused
 from blink_persistent.graph_grid import DECODE, PREFILL, GraphKey, coarse_part, fine_grid
 
 GRID = fine_grid(8, 256, max_sequences=2, granularity=16)
@@ -47,6 +47,9 @@ class FakeRecorder:
     def record(self, step: Callable[[], Any]) -> tuple[Any, Any]:
         name = step()
         return {"owner": name}, name
+
+    def explain(self, graph: Any, refused: GraphRefused) -> str:
+        return f", which is {refused.node} of {graph}"
 
 
 def name_of(key: GraphKey) -> str:
@@ -112,6 +115,15 @@ def test_a_step_that_fails_is_named(warm: bool) -> None:
     with pytest.raises(CudaError, match=r"decode step of 4 sequences, 4 tokens .*: no kernel"):
         begin()
     assert GRID.keys.index(GraphKey(DECODE, 4, 4)) in found.missing()
+
+
+def test_a_refused_graph_is_explained_by_who_recorded_it() -> None:
+    class Refusing(FakeGpu):
+        def instantiate(self, graph: str) -> str:
+            raise GraphRefused("not supported", "node 7")
+
+    with pytest.raises(CudaError, match="captured: not supported, which is node 7 of p2x256"):
+        capture(Refusing()).capture(range(len(GRID.keys)), lambda part: None)
 
 
 def test_graphs_are_published_before_tables_name_them() -> None:

@@ -77,6 +77,17 @@ class CudaEngine:
             checkpoint, directory, limits=limits, options=options, progress=progress
         )
 
+    def checkpoint(self, version: ModelVersion) -> Checkpoint:
+        """The version's weights, for a build of another one. Raises InvalidModel."""
+        from blink_persistent.engines.cuda.stored_checkpoint import StoredCheckpoint
+        from blink_persistent.engines.random_checkpoint import open_random
+
+        options = read_options(version)
+        if options.file is None:
+            model = version.config["engine"]["model"]
+            return open_random(model, revision=None, progress=lambda stage, part: None)
+        return StoredCheckpoint(version, version.directory / options.file)
+
     def provision(
         self,
         version: ModelVersion,

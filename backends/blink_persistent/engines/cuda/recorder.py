@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from blink_persistent.gpu.driver import GraphRefused
+
 
 class TorchRecorder:
     """Fulfils `Recorder`; all graphs share the pool. One thread's alone.
@@ -35,3 +37,6 @@ class TorchRecorder:
             finally:
                 graph.capture_end()
         return graph, graph.raw_cuda_graph()
+
+    def explain(self, graph: int, refused: GraphRefused) -> str:
+        return ""

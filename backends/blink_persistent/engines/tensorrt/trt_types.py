@@ -11,10 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tensorrt import Builder, DataType, ITensor, Trt
+    from tensorrt import IBuilderConfig as BuilderConfig
+    from tensorrt import ICudaEngine as Engine
+    from tensorrt import IExecutionContext as Context
     from tensorrt import INetworkDefinition as Network
+    from tensorrt import IOptimizationProfile as Profile
 
     Tensor = ITensor
 else:
-    Builder = DataType = Network = Tensor = Trt = Any
+    Builder = BuilderConfig = Context = DataType = Engine = Network = Profile = Any
+    Tensor = Trt = Any
 
-__all__ = ["Builder", "DataType", "Network", "Tensor", "Trt"]
+__all__ = [
+    "Builder",
+    "BuilderConfig",
+    "Context",
+    "DataType",
+    "Engine",
+    "Network",
+    "Profile",
+    "Tensor",
+    "Trt",
+]

@@ -1,0 +1,59 @@
+"""Where TensorRT's steps run and are captured: a stream of its own, by calls of the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from blink_persistent.engines.tensorrt.refused_layer import tell_layer
+from blink_persistent.gpu.driver import CudaError, Gpu, GraphRefused
+
+
+class StreamRecorder:
+    """Fulfils `Recorder`. `layers`: of each plan's layer its name and its tactic's, in order."""
+
+    def __init__(self, gpu: Gpu, layers: Callable[[], list[tuple[str, str]]]) -> None:
+        self._gpu, self._layers = gpu, layers
+        self.stream = int(gpu.new_stream())
+
+    def run(self, step: Callable[[], None]) -> None:
+        step()
+
+    def finish(self) -> None:
+        self._gpu.call("cuStreamSynchronize", self.stream)
+
+    def record(self, step: Callable[[], None]) -> tuple[Any, int]:
+        gpu = self._gpu
+        mode = gpu.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        gpu.call("cuStreamBeginCapture", self.stream, mode)
+        try:
+            step()
+        except BaseException:
+            self._end_failed_capture()
+            raise
+        graph = gpu.call("cuStreamEndCapture", self.stream)
+        gpu.own("cuGraphDestroy", graph)
+        return graph, int(graph)
+
+    def explain(self, graph: int, refused: GraphRefused) -> str:
+        """The layer that enqueued the refused node."""
+        if refused.node is None:
+            return ""
+        nodes = self._nodes(self._gpu.driver.CUgraph(graph))
+        names = [self._gpu.node_name(node) for node in nodes]
+        place = [int(node) for node in nodes].index(int(refused.node))
+        return tell_layer(names, place, self._layers())
+
+    def _end_failed_capture(self) -> None:
+        """What failed says why; the graph, if there is one, is worth nothing."""
+        try:
+            if (graph := self._gpu.call("cuStreamEndCapture", self.stream)) is not None:
+                self._gpu.call("cuGraphDestroy", graph)
+        except CudaError:
+            pass
+
+    def _nodes(self, graph: Any) -> list[Any]:
+        """In the order in which they were enqueued."""
+        _, count = self._gpu.call("cuGraphGetNodes", graph, 0)
+        nodes, _ = self._gpu.call("cuGraphGetNodes", graph, count)
+        return list(nodes)
