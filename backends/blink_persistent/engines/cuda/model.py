@@ -55,8 +55,7 @@ class Decoder:
         for a sequence that has no tokens.
         """
         attend = self._begin_packed(inputs, sequences, tokens)
-        sampled = self.work.last_hidden[:sequences]
-        return self._logits(self._last_of(sequences, self._layers(tokens, attend), sampled))
+        return self._logits(self._last_of(self._layers(tokens, attend), sequences))
 
     def mixed(
         self, prefill: StepInputs, decode: StepInputs, sequences: int, tokens: int, rows: int
@@ -65,13 +64,11 @@ class Decoder:
 
         Logits, float32 [sequences + rows, vocabulary]: those of `prefill`, then those of `decode`.
         """
+        sampled = sequences + rows
+        torch.arange(tokens, tokens + rows, out=self.work.last[sequences:sampled])
         packed = self._begin_packed(prefill, sequences, tokens)
         alone = self._begin_rows(decode, rows, tokens)
-        hidden = self._layers(tokens + rows, packed, alone)
-        sampled = self.work.last_hidden[: sequences + rows]
-        self._last_of(sequences, hidden, sampled[:sequences])
-        sampled[sequences:].copy_(hidden[tokens:])
-        return self._logits(sampled)
+        return self._logits(self._last_of(self._layers(tokens + rows, packed, alone), sampled))
 
     def _begin_rows(self, inputs: StepInputs, rows: int, at: int) -> Attend:
         """Locate and embed the rows' tokens, from token `at` of the step on; their attention."""
@@ -174,9 +171,10 @@ class Decoder:
         kernels.choose_experts(scores, work.entries[:t], work.experts)
         return kernels.expert_products(normed, layer.gate_up, layer.down, work.experts)
 
-    def _last_of(self, sequences: int, hidden: Tensor, out: Tensor) -> Tensor:
-        """Each sequence's last token, [sequences, hidden]."""
-        return torch.index_select(hidden, 0, self.work.last[:sequences], out=out)
+    def _last_of(self, hidden: Tensor, count: int) -> Tensor:
+        """The tokens that are sampled, [count, hidden]."""
+        out = self.work.last_hidden[:count]
+        return torch.index_select(hidden, 0, self.work.last[:count], out=out)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         out = self.work.logits[: len(hidden)]

@@ -130,7 +130,7 @@ class Workspace:
     gate_up: Tensor  # [tokens, 2 * intermediate], empty with experts
     inner: Tensor  # [tokens, intermediate], empty with experts
     experts: ExpertRoom
-    last: Tensor  # int32 [n] packed place of each sequence's last token
+    last: Tensor  # int32 [n] place of each sequence's last token, then of rows beside them
     last_hidden: Tensor  # [n, hidden]
     logits: Tensor  # [n, vocabulary]
 
