@@ -16,7 +16,6 @@ from blink_server.errors import BlinkError
 from blink_server.front import FrontOptions
 from blink_server.front_options import front_options
 from blink_server.gunicorn_settings import LOAD_TIMEOUT_VARIABLE
-from blink_server.http.plugin_routes import check_plugin_routes
 from blink_server.http_options import HttpOptions, http_options
 from blink_server.listener import url_of
 from blink_server.log_options import log_options
@@ -168,7 +167,10 @@ def serve_command(
 
 async def _run(options: ServeOptions) -> None:
     plugins = load_plugins()
-    check_plugin_routes(plugins)
+    if plugins.routes:  # else nothing here needs the whole HTTP side
+        from blink_server.http.plugin_routes import check_plugin_routes
+
+        check_plugin_routes(plugins)
     await Provisioner(options, plugins, announce=_print_summary).run()
 
 

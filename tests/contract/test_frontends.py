@@ -9,16 +9,26 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import socket
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPResponse
 
 import pytest
 
 from blink_persistent.testing.file_gate import offer_in
-from blink_persistent.testing.frontend_site import LONG, Program, Site, Stream, answer, wait_until
+from blink_persistent.testing.frontend_site import (
+    LONG,
+    SECONDS,
+    Program,
+    Site,
+    Stream,
+    answer,
+    wait_until,
+)
 from blink_persistent.testing.scripted_version import write_scripted_version
 from blink_server.remote.credentials import open_key_directory
 
@@ -27,6 +37,7 @@ TRANSPORTS = [
     pytest.param("rdma", marks=pytest.mark.rdma),
 ]
 REQUESTS, CONCURRENCY = 200, 32
+QUEUED = 250  # more than a frontend's share of the queue, and than its rows
 EXOTIC = """
 from blink_server.hookspecs import hookimpl
 from blink_server.text.tokenizers import HuggingFaceTokenizer
@@ -82,7 +93,9 @@ def site(
         site = Site(repository, runtime, programs[0], programs[1:], local, remote)
         yield site
         programs = [*site.frontends, site.server]
-        assert [program.stop() for program in programs] == [0, 0, 0]
+        for program in programs:
+            program.terminate()
+        assert {program.wait() for program in programs} == {0}
     finally:
         for program in programs:
             program.kill()
@@ -114,6 +127,13 @@ def local_answers(url: str) -> list[str]:
     with ThreadPoolExecutor(4) as threads:
         found = {n: t for part in threads.map(ask_for, range(1, 17)) for n, t in part.items()}
     return [found[number] for number in range(REQUESTS)]
+
+
+def stream_request(url: str, prompt: str) -> urllib.request.Request:
+    body = {"model": "scripted", "prompt": prompt, "max_tokens": LONG, "stream": True}
+    return urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
 
 
 async def remote_answers(urls: list[str]) -> list[str]:
@@ -154,22 +174,32 @@ def test_clients_that_go_away_leave_no_request_behind(site: Site) -> None:
     for each in processes:
         each.wait()
     assert processes[0].text == expected
-    body = json.dumps({"model": "scripted", "prompt": "x", "max_tokens": LONG, "stream": True})
     replies = [
-        urllib.request.urlopen(
-            urllib.request.Request(
-                f"{site.remote[0]}/v1/completions",
-                body.encode(),
-                {"Content-Type": "application/json"},
-            ),
-            timeout=60,
-        )
-        for _ in range(30)
+        urllib.request.urlopen(stream_request(site.remote[0], "x"), timeout=60) for _ in range(30)
     ]
     for reply in replies:
         reply.readline()
     for reply in replies:
         reply.close()
+    wait_until(lambda: site.requests() == 0, "the slots of clients that went away are empty")
+
+
+@pytest.mark.parametrize("site", TRANSPORTS[:1], indirect=True, scope="module")
+def test_when_the_queue_is_full_clients_are_told_to_come_again(site: Site) -> None:
+    asked = [stream_request(site.remote[0], f"{number}") for number in range(QUEUED)]
+    waiting = [HTTPConnection(request.host) for request in asked]
+    for connection, request in zip(waiting, asked, strict=True):
+        connection.request("POST", request.selector, request.data, dict(request.headers))
+    replies: list[HTTPResponse] = []
+    while not any(reply.status == 503 for reply in replies):
+        heard, _, _ = select.select([each.sock for each in waiting], [], [], SECONDS)
+        assert heard, "nobody is refused"
+        replies += [each.getresponse() for each in waiting if each.sock in heard]
+        waiting = [each for each in waiting if each.sock not in heard]
+    assert {reply.status for reply in replies} <= {200, 503}
+    assert all(reply.headers["Retry-After"] for reply in replies if reply.status == 503)
+    for open_one in (*waiting, *replies):
+        open_one.close()
     wait_until(lambda: site.requests() == 0, "the slots of clients that went away are empty")
 
 
@@ -230,6 +260,7 @@ def test_a_killed_door_ends_remote_streams_and_comes_again(site: Site) -> None:
     wait_until(lambda: site.requests() == 0, "the dead door's slots are taken back")
 
 
+@pytest.mark.parametrize("site", TRANSPORTS[:1], indirect=True, scope="module")
 def test_another_model_is_followed_without_a_restart(site: Site) -> None:
     before = [frontend.pid for frontend in site.frontends]
     write_scripted_version(site.repository, "second", limits={"slots": 1024})
@@ -247,6 +278,11 @@ def test_slots_of_a_killed_frontend_are_taken_back(site: Site) -> None:
     local.wait()
     assert (local.finish, local.error) == ("length", "")
     wait_until(lambda: site.requests() == 0, "the dead frontend's slots are taken back")
-    site.frontends.append(frontend.again())
+    site.killed.append(frontend)
+
+
+@pytest.mark.parametrize("site", TRANSPORTS[:1], indirect=True, scope="module")
+def test_a_killed_frontend_may_come_back(site: Site) -> None:
+    site.frontends.append(site.killed.pop().again())
     url = site.frontends[-1].line("Blink frontend on").split()[-1]
     assert answer(url, "another") == answer(site.local, "another")

@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +71,12 @@ class Program:
         """The same once more."""
         return Program(*self._arguments, environment=self._environment)
 
-    def stop(self) -> int:
-        """SIGTERM, and wait; its status."""
+    def terminate(self) -> None:
+        """SIGTERM."""
         self._process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Its status, once it has ended."""
         return self._process.wait(SECONDS)
 
     def kill(self) -> None:
@@ -114,6 +117,7 @@ class Site:
     frontends: list[Program]
     local: str
     remote: list[str]
+    killed: list[Program] = field(default_factory=list)
 
     def requests(self) -> int:
         """In flight at the host, from wherever."""
