@@ -183,12 +183,16 @@ class SessionLimits:
 
 @dataclass(frozen=True, slots=True)
 class GraphLaunches:
-    """How often one graph of the grid was launched, modulo 2^32; `phase`: "decode", "prefill"."""
+    """How often one graph of the grid was launched, modulo 2^32.
+
+    `phase`: "decode", "prefill", or "mixed", a prefill beside a decode step of `rows`.
+    """
 
     phase: str
     sequences: int  # decode: rows
     tokens: int  # decode: rows
     launches: int
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +213,7 @@ class SchedulerStats:
     steps: int
     decode_launches: int
     prefill_launches: int
+    mixed_launches: int = 0
     tail_launches: int
     launch_retries: int
     preemptions: int

@@ -21,6 +21,11 @@ from blink_server.schemas import SchemaName, fill_defaults
 CONFIG_FILE = "config.json"
 MODEL_FILE = "model.json"
 GRAPH_GRID_FILE = "graph_grid.json"
+_GRID_FIELDS = {
+    "decode": ("rows",),
+    "prefill": ("sequences", "tokens"),
+    "mixed": ("sequences", "tokens", "rows"),
+}
 
 FILE_FIELDS = (("engine", "file"), ("tokenizer", "file"), ("chat_template",))
 """Where config.json names files of its version directory."""
@@ -67,7 +72,8 @@ def load_graph_grid(directory: Path) -> dict[str, Any]:
     """The graph_grid.json of a version directory. Raises InvalidModel with every problem found.
 
     {"decode": [{"rows": int}, ...], "prefill": [{"sequences": int, "tokens": int}, ...]}, both
-    lists not empty and strictly increasing.
+    lists not empty, and perhaps "mixed": [{"sequences": int, "tokens": int, "rows": int}, ...]; all
+    strictly increasing.
     """
     return check_graph_grid(directory).require()
 
@@ -113,18 +119,19 @@ def check_model_config(
 
 
 def check_graph_grid(directory: Path) -> Checked:
-    """Read graph_grid.json; both of its lists must grow strictly."""
+    """Read graph_grid.json; its lists must grow strictly."""
     path = directory / GRAPH_GRID_FILE
     checked = _check("graph_grid", path, {})
     if checked.problems:
         return checked
     problems = [
-        *_order_problems(path, "decode", [(key["rows"],) for key in checked.document["decode"]]),
-        *_order_problems(
+        problem
+        for phase, fields in _GRID_FIELDS.items()
+        for problem in _order_problems(
             path,
-            "prefill",
-            [(key["sequences"], key["tokens"]) for key in checked.document["prefill"]],
-        ),
+            phase,
+            [tuple(key[field] for field in fields) for key in checked.document.get(phase, ())],
+        )
     ]
     return Checked(checked.document, problems)
 

@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-LAYOUT_HASH: int = 428131575570089978
+LAYOUT_HASH: int = 11463523689978203757
 
 MAX_TOP_LOGPROBS: int = 20
 
@@ -22,6 +22,8 @@ SHOWN_GRAPHS: int = 896
 MAX_RANGES: int = 64
 
 LAUNCH_WINDOW: int = 120
+
+NO_GRAPH: int = 65535
 
 IGNORE_EOS: int = 1
 
@@ -85,7 +87,7 @@ class HostEngine:
         Of its EngineTables (provisioned.h), for code that is compiled beside this module.
         """
 
-def make_engine(*, graphs: Sequence[tuple[int, int, int]], decode_lookup: Sequence[int], prefill_lookup: Sequence[int], eos_token_ids: Sequence[int], max_rows: int, max_sequences: int, max_prefill_tokens: int, token_granularity: int, context_length: int, vocabulary_size: int, block_size: int, block_count: int, max_blocks: int, rows_movable: bool, deterministic: bool = False) -> HostEngine: ...
+def make_engine(*, graphs: Sequence[tuple[int, int, int, int]], decode_lookup: Sequence[int], prefill_lookup: Sequence[int], mixed_lookup: Sequence[int] = [], eos_token_ids: Sequence[int], max_rows: int, max_sequences: int, max_prefill_tokens: int, token_granularity: int, prefill_chunk: int = 0, mixed_sequences: int = 0, max_mixed_tokens: int = 0, context_length: int, vocabulary_size: int, block_size: int, block_count: int, max_blocks: int, rows_movable: bool, deterministic: bool = False) -> HostEngine: ...
 
 class HostSampler:
     def __init__(self, engine: HostEngine) -> None: ...
@@ -123,7 +125,7 @@ class ScriptedEngine:
     @tells_phases.setter
     def tells_phases(self, arg: bool, /) -> None: ...
 
-    def step(self, phase: int, sequences: int, tokens: int) -> None: ...
+    def step(self, phase: int, sequences: int, tokens: int, rows: int = 0) -> None: ...
 
 class HostScheduler:
     def __init__(self, ring: Ring, engine: HostEngine, doorbell: int, notify: Sequence[int], trace_capacity: int = 0) -> None: ...
@@ -144,8 +146,8 @@ class HostScheduler:
     def drain_trace(self) -> list[tuple[int, int, int, int]]:
         """Events since the last call; not while the thread runs."""
 
-    def next_launch(self, timeout_ms: int) -> tuple[int, int, int, int] | None:
-        """(graph, phase, sequences, tokens), or None."""
+    def next_launch(self, timeout_ms: int) -> tuple[int, int, int, int, int] | None:
+        """(graph, phase, sequences, tokens, rows), or None."""
 
     def complete(self, phase: int, error: int = 0) -> None: ...
 

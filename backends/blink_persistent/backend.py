@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from blink_persistent.engines import Engine
+from blink_persistent.engines import TOKEN_GRANULARITY, Engine
 from blink_persistent.engines.place import GpuPlace
 from blink_persistent.gpu.presence import missing_for_gpu
-from blink_persistent.graph_grid import GraphGrid
+from blink_persistent.graph_grid import GraphGrid, mixed_lookup
 from blink_server.backend import BuildResult, Endpoint, ModelVersion, Session
 from blink_server.config import load_graph_grid
 from blink_server.errors import InvalidModel, Problem, Unavailable
@@ -148,8 +148,17 @@ def _check_grid(version: ModelVersion) -> Sequence[Problem]:
     if grid.max_rows != limits["max_rows"]:
         expected = f"its largest key must be limits.max_rows, {limits['max_rows']}"
         problems.append(Problem(file, "decode", grid.max_rows, expected))
-    chunk = limits["max_prefill_tokens"]
-    if grid.max_prefill_tokens != chunk:
-        expected = f"its largest key must be limits.max_prefill_tokens, {chunk}"
+    most = limits["max_prefill_tokens"]
+    if grid.max_prefill_tokens != most:
+        expected = f"its largest key must be limits.max_prefill_tokens, {most}"
         problems.append(Problem(file, "prefill", grid.max_prefill_tokens, expected))
+    try:
+        mixed_lookup(grid, TOKEN_GRANULARITY)
+    except ValueError as error:
+        problems.append(Problem(file, "mixed", None, str(error)))
+    chunk = limits.get("prefill_chunk", most)
+    if chunk > most:
+        expected = f"must be limits.max_prefill_tokens, {most}, or less"
+        config = version.directory / "config.json"
+        problems.append(Problem(config, "limits.prefill_chunk", chunk, expected))
     return problems

@@ -53,5 +53,7 @@ class Assignment:
         `threads` and `exclusive` are `ProvisionLimits`'. Raises BlinkError.
         """
         grid = GraphGrid.from_json(load_graph_grid(self.version.directory))
+        if self.version.config["limits"]["prefill"] == "alternating":
+            grid = grid.without_mixed()
         limits = ProvisionLimits(threads=threads, sampler=self.sampler, exclusive=exclusive)
         return self.engine.provision(self.version, grid, limits, progress=progress)

@@ -18,6 +18,7 @@ from blink_persistent import _native
 
 LAYOUT_HASH: int = _native.LAYOUT_HASH
 
+_LAUNCHES = ("decode_launches", "prefill_launches", "mixed_launches")
 _C_TYPES: dict[str, Any] = {
     "uint32_t": "<u4",
     "int32_t": "<i4",
@@ -158,6 +159,10 @@ class Ring:
             self.atomic.cancel(slot, submit)
             self.atomic.release(slot, submit)
         return len(busy)
+
+    def launched(self) -> int:
+        """Steps launched so far, of all phases; `steps` of them have ended."""
+        return sum(map(self.field, _LAUNCHES))
 
     def field(self, name: str) -> int:
         """A header field's present value."""

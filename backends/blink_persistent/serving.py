@@ -38,7 +38,7 @@ def lease_limits(limits: Mapping[str, Any], shape: EngineShape) -> dict[str, Any
         "eos_token_ids": list(shape.eos_token_ids),
         "max_queue": limits["max_queue"],
         "max_rows": shape.grid.max_rows,
-        "graphs": [[key.phase, key.sequences, key.tokens] for key in shape.grid.keys],
+        "graphs": [[key.phase, key.sequences, key.tokens, key.rows] for key in shape.grid.keys],
         "kv_blocks": shape.block_count - 1 if shape.rows_movable else shape.grid.max_rows,
         "kv_block_tokens": shape.block_size,
     }

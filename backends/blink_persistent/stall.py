@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from blink_persistent.graph_grid import DECODE, GraphGrid, GraphKey
+from blink_persistent.graph_grid import PHASES, GraphGrid, GraphKey
 from blink_persistent.ring import Ring
 
 _TOKENS_OF_A_LIMIT = 64
@@ -28,14 +28,14 @@ class StepLimits:
 
     def of(self, key: GraphKey) -> float:
         """Seconds that a step of this key may take."""
-        return self.seconds * max(1.0, key.tokens / _TOKENS_OF_A_LIMIT)
+        return self.seconds * max(1.0, key.all_tokens / _TOKENS_OF_A_LIMIT)
 
 
 def stalled(ring: Ring, limits: StepLimits, now_ns: int) -> str:
     """Why the scheduler counts as hung at `now_ns` (CLOCK_MONOTONIC), or "" while it does not."""
     field = ring.field
     steps = field("steps")  # read first: a step that ends meanwhile makes the rest look fresher
-    if field("decode_launches") + field("prefill_launches") > steps:
+    if ring.launched() > steps:
         key = limits.grid.keys[field("running_graph")]
         seconds = (now_ns - field("step_started_ns")) / 1e9
         if seconds > limits.of(key):
@@ -68,9 +68,11 @@ class HeartbeatClock:
 
 
 def _describe(key: GraphKey) -> str:
-    if key.phase == DECODE:
-        return f"the decode step of {key.sequences} rows"
-    return f"the prefill step of {key.sequences} sequences and {key.tokens} tokens"
+    rows = f"{key.parts[0].sequences} rows"
+    prompts = f"{key.sequences} sequences and {key.tokens} tokens"
+    work = {"decode": rows, "prefill": prompts, "mixed": f"{rows}, {prompts}"}
+    name = PHASES[key.phase]
+    return f"the {name} step of {work[name]}"
 
 
 def _against(seconds: float, limit: float) -> str:

@@ -4,7 +4,7 @@
     models      {"name:1": {"epoch", "state", "reason", "aliases", "serves"}}
     rings       {"name:1": {"slots", "per_range", "cells": {slot: [state, ticket, tokens, since]}}}
     schedulers  {"name:1": the numbers of `SchedulerStats`}
-    graphs      {"name:1": {"phase:sequences:tokens": launches}}
+    graphs      {"name:1": {"phase:sequences:tokens:rows": launches}}; rows only of mixed ones
     latencies   those of `RecentLatencies`, of all models together; the feed adds them
 
 Version 0 stands for a model that has none; its reason says why. `state` of a slot is its place in
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from blink_server.backend import SchedulerStats, SlotTable
+from blink_server.backend import GraphLaunches, SchedulerStats, SlotTable
 from blink_server.http.model_entry import ServerState
 from blink_server.http.models import ModelDirectory
 
@@ -51,10 +51,7 @@ def snapshot(directory: ModelDirectory, before: State) -> State:
             state["rings"][name] = _ring(table, rings.get(name, {}).get("cells", {}))
         if stats is not None:
             state["schedulers"][name] = _scheduler(stats)
-            state["graphs"][name] = {
-                f"{graph.phase}:{graph.sequences}:{graph.tokens}": graph.launches
-                for graph in stats.graphs
-            }
+            state["graphs"][name] = {_graph_key(graph): graph.launches for graph in stats.graphs}
     return state
 
 
@@ -63,6 +60,11 @@ def _server(directory: ModelDirectory) -> str:
     if server is ServerState.READY and entries and not any(entry.serves for entry in entries):
         return "UNAVAILABLE"
     return str(server)
+
+
+def _graph_key(graph: GraphLaunches) -> str:
+    key = f"{graph.phase}:{graph.sequences}:{graph.tokens}"
+    return f"{key}:{graph.rows}" if graph.rows else key
 
 
 def _ring(table: SlotTable, before: State) -> State:

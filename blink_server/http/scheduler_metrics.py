@@ -60,10 +60,10 @@ def scheduler_families(directory: ModelDirectory) -> Iterator[Metric]:
 
 
 def graph_label(graph: GraphLaunches) -> str:
-    """A graph's key in one word: rows of a decode step, sequences x tokens of a prefill."""
+    """A graph's key in one word: rows of a decode step, sequences x tokens of a prefill, both."""
     if graph.phase == "decode":
         return str(graph.sequences)
-    return f"{graph.sequences}x{graph.tokens}"
+    return f"{graph.sequences}x{graph.tokens}" + (f"+{graph.rows}" if graph.rows else "")
 
 
 def _stats(directory: ModelDirectory) -> Iterator[tuple[tuple[str, str], SchedulerStats]]:
@@ -106,7 +106,7 @@ def _step_tokens(found: Found) -> HistogramMetricFamily:
     )
     for labels, stats in found:
         buckets = [
-            (str(float(most)), sum(g.launches for g in stats.graphs if g.tokens <= most))
+            (str(float(most)), sum(g.launches for g in stats.graphs if g.tokens + g.rows <= most))
             for most in _STEP_TOKENS
         ]
         buckets.append(("+Inf", sum(graph.launches for graph in stats.graphs)))

@@ -190,8 +190,8 @@ def _graphs(watch: Watch, name: str, now: float, width: int) -> RenderableType:
     most = max((rates[key] for key in hottest), default=0.0)
     table = Table.grid(padding=(0, 1))
     for key in hottest:
-        phase, sequences, tokens = key.split(":")
-        shape = sequences if phase == "decode" else f"{sequences}x{tokens}"
+        phase, sequences, tokens, *rows = key.split(":")
+        shape = sequences if phase == "decode" else "+".join((f"{sequences}x{tokens}", *rows))
         bar = "#" * round(max(width - 46, 0) * rates[key] / most) if most else ""
         table.add_row(f"{phase} {shape}", _rate(rates[key]), f"{totals[key]} times", Text(bar))
     return table

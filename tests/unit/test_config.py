@@ -54,6 +54,7 @@ def test_fills_in_every_default(tmp_path: Path) -> None:
             "context_length": 64,
             "max_rows": 8,
             "max_prefill_tokens": 256,
+            "prefill": "mixed",
             "slots": 4096,
             "max_queue": 4096,
             "grammar_mib": 16,
@@ -110,7 +111,8 @@ def test_a_loaded_config_shares_nothing_with_the_schema(tmp_path: Path) -> None:
             "limits",
             [],
             "must be an object; its fields are context_length, cpu_threads, grammar_mib, "
-            "max_prefill_tokens, max_queue, max_rows, memory_fraction, slots, step_timeout_seconds",
+            "max_prefill_tokens, max_queue, max_rows, memory_fraction, prefill, "
+            "prefill_chunk, slots, step_timeout_seconds",
         ),
         ({"source": []}, "source", [], "must be an object"),
         ({"limits": {}}, "limits.context_length", None, "is missing"),

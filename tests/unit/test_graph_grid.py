@@ -111,7 +111,7 @@ def test_the_numbers_of_graphs_are_their_places() -> None:
 )
 def test_tables_that_do_not_fit_the_engine_are_refused(changed: dict[str, Any], match: str) -> None:
     arguments: dict[str, Any] = {
-        "graphs": [(0, 1, 1), (0, 3, 3), (1, 1, 32), (1, 1, 16)],
+        "graphs": [(0, 1, 1, 0), (0, 3, 3, 0), (1, 1, 32, 0), (1, 1, 16, 0)],
         "decode_lookup": [0, 1, 1],
         "prefill_lookup": [3, 2],
         "eos_token_ids": [2],

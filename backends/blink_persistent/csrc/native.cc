@@ -108,23 +108,28 @@ class Ring {
 };
 
 // The caller owns the result.
-HostEngine* make_engine(const std::vector<std::tuple<uint32_t, uint32_t, uint32_t>>& graphs,
+HostEngine* make_engine(const std::vector<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>>& graphs,
                         std::vector<uint16_t> decode_lookup, std::vector<uint16_t> prefill_lookup,
-                        std::vector<int32_t> eos_token_ids, uint32_t max_rows, uint32_t max_sequences,
-                        uint32_t max_prefill_tokens, uint32_t token_granularity, uint32_t context_length,
-                        uint32_t vocabulary_size, uint32_t block_size, uint32_t block_count, uint32_t max_blocks,
-                        bool rows_movable, bool deterministic) {
+                        std::vector<uint16_t> mixed_lookup, std::vector<int32_t> eos_token_ids, uint32_t max_rows,
+                        uint32_t max_sequences, uint32_t max_prefill_tokens, uint32_t token_granularity,
+                        uint32_t prefill_chunk, uint32_t mixed_sequences, uint32_t max_mixed_tokens,
+                        uint32_t context_length, uint32_t vocabulary_size, uint32_t block_size, uint32_t block_count,
+                        uint32_t max_blocks, bool rows_movable, bool deterministic) {
     auto engine = std::make_unique<HostEngine>();
-    for (const auto& [phase, sequences, tokens] : graphs)
-        engine->graphs.push_back({static_cast<Phase>(phase), sequences, tokens});
+    for (const auto& [phase, sequences, tokens, rows] : graphs)
+        engine->graphs.push_back({static_cast<Phase>(phase), sequences, tokens, rows});
     engine->decode_lookup = std::move(decode_lookup);
     engine->prefill_lookup = std::move(prefill_lookup);
+    engine->mixed_lookup = std::move(mixed_lookup);
     engine->eos_token_ids = std::move(eos_token_ids);
     EngineTables& t = engine->tables;
     t.max_rows = max_rows;
     t.max_sequences = max_sequences;
     t.max_prefill_tokens = max_prefill_tokens;
     t.token_granularity = token_granularity;
+    t.prefill_chunk = prefill_chunk;
+    t.mixed_sequences = mixed_sequences;
+    t.max_mixed_tokens = max_mixed_tokens;
     t.context_length = context_length;
     t.vocabulary_size = vocabulary_size;
     t.block_size = block_size;
@@ -165,6 +170,7 @@ class BoundSampler {
     // Samples the first `count` rows of a phase from logits, float32 [>= count, vocabulary_size].
     void sample(uint32_t phase, uint32_t count,
                 nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits) {
+        if (phase >= kPhases) throw std::invalid_argument("only decode and prefill have rows to sample");
         if (logits.shape(1) != engine_.tables.vocabulary_size || logits.shape(0) < count)
             throw std::invalid_argument("logits must be float32 [rows, vocabulary_size]");
         const nb::gil_scoped_release release;
@@ -249,6 +255,7 @@ NB_MODULE(_native, m) {
     m.attr("SHOWN_GRAPHS") = kShownGraphs;
     m.attr("MAX_RANGES") = kMaxRanges;
     m.attr("LAUNCH_WINDOW") = kLaunchWindow;
+    m.attr("NO_GRAPH") = kNoGraph;
     m.attr("IGNORE_EOS") = static_cast<uint32_t>(kIgnoreEos);
     m.attr("SUPPRESS_END") = static_cast<uint32_t>(kSamplingSuppressEnd);
     m.attr("KEEP_EOS") = static_cast<uint32_t>(kSamplingKeepEos);
@@ -292,9 +299,10 @@ NB_MODULE(_native, m) {
             "tables_address", [](HostEngine& e) { return reinterpret_cast<uint64_t>(&e.tables); },
             "Of its EngineTables (provisioned.h), for code that is compiled beside this module.");
     m.def("make_engine", &make_engine, nb::kw_only(), "graphs"_a, "decode_lookup"_a, "prefill_lookup"_a,
-          "eos_token_ids"_a, "max_rows"_a, "max_sequences"_a, "max_prefill_tokens"_a, "token_granularity"_a,
-          "context_length"_a, "vocabulary_size"_a, "block_size"_a, "block_count"_a, "max_blocks"_a, "rows_movable"_a,
-          "deterministic"_a = false, nb::rv_policy::take_ownership);
+          "mixed_lookup"_a = std::vector<uint16_t>{}, "eos_token_ids"_a, "max_rows"_a, "max_sequences"_a,
+          "max_prefill_tokens"_a, "token_granularity"_a, "prefill_chunk"_a = 0, "mixed_sequences"_a = 0,
+          "max_mixed_tokens"_a = 0, "context_length"_a, "vocabulary_size"_a, "block_size"_a, "block_count"_a,
+          "max_blocks"_a, "rows_movable"_a, "deterministic"_a = false, nb::rv_policy::take_ownership);
 
     nb::class_<BoundSampler>(m, "HostSampler")
         .def(nb::init<HostEngine&>(), "engine"_a, nb::keep_alive<1, 2>())
@@ -322,10 +330,10 @@ NB_MODULE(_native, m) {
         .def_rw("tells_phases", &ScriptedEngine::tells_phases)
         .def(
             "step",
-            [](ScriptedEngine& e, uint32_t phase, uint32_t sequences, uint32_t tokens) {
-                e.step({static_cast<Phase>(phase), sequences, tokens});
+            [](ScriptedEngine& e, uint32_t phase, uint32_t sequences, uint32_t tokens, uint32_t rows) {
+                e.step({static_cast<Phase>(phase), sequences, tokens, rows});
             },
-            "phase"_a, "sequences"_a, "tokens"_a, nb::call_guard<nb::gil_scoped_release>());
+            "phase"_a, "sequences"_a, "tokens"_a, "rows"_a = 0, nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<HostScheduler>(m, "HostScheduler")
         .def(
@@ -351,13 +359,15 @@ NB_MODULE(_native, m) {
             "Events since the last call; not while the thread runs.")
         .def(
             "next_launch",
-            [](HostScheduler& s, int timeout_ms) -> std::optional<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>> {
+            [](HostScheduler& s,
+               int timeout_ms) -> std::optional<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>> {
                 const auto graph = s.next_launch(timeout_ms);
                 if (!graph) return std::nullopt;
                 const GraphKey& key = s.engine().graphs[*graph];
-                return std::tuple{*graph, static_cast<uint32_t>(key.phase), key.sequences, key.tokens};
+                return std::tuple{*graph, static_cast<uint32_t>(key.phase), key.sequences, key.tokens, key.rows};
             },
-            "timeout_ms"_a, nb::call_guard<nb::gil_scoped_release>(), "(graph, phase, sequences, tokens), or None.")
+            "timeout_ms"_a, nb::call_guard<nb::gil_scoped_release>(),
+            "(graph, phase, sequences, tokens, rows), or None.")
         .def(
             "complete",
             [](HostScheduler& s, uint32_t phase, uint32_t error) { s.complete(static_cast<Phase>(phase), error); },

@@ -19,16 +19,18 @@ struct ScriptedGpu {
     const uint32_t* gate;  // mapped host memory: steps that may end; null: all
     StepTimes* times;      // [times_capacity], by step number modulo; null: not kept
     uint32_t times_capacity;
-    uint32_t steps;  // that have ended, of both phases
+    uint32_t steps;  // that have ended, of all phases
     uint64_t begun_ns;
 };
 
 }  // namespace blink
 
-extern "C" __global__ void __launch_bounds__(32) blink_scripted_step(blink::ScriptedGpu* scripted, blink::Phase phase) {
+// One block for each row of the step's decode part, then for each sequence of its prefill.
+extern "C" __global__ void __launch_bounds__(32) blink_scripted_step(blink::ScriptedGpu* scripted, uint32_t rows) {
     using namespace blink;
-    const uint32_t i = blockIdx.x, lane = threadIdx.x;
-    if (i == 0 && lane == 0) scripted->begun_ns = GpuPort::now_ns();
+    const Phase phase = blockIdx.x < rows ? Phase::kDecode : Phase::kPrefill;
+    const uint32_t i = phase == Phase::kDecode ? blockIdx.x : blockIdx.x - rows, lane = threadIdx.x;
+    if (blockIdx.x == 0 && lane == 0) scripted->begun_ns = GpuPort::now_ns();
     const EngineTables& engine = scripted->engine;
     const PhaseBuffers& b = engine.buffers[static_cast<uint32_t>(phase)];
     const auto length = static_cast<uint32_t>(b.lengths[i]);
@@ -64,9 +66,10 @@ extern "C" __global__ void __launch_bounds__(1) blink_scripted_end(blink::Script
         while (GpuPort::load_acquire(scripted->gate) <= scripted->steps) __nanosleep(1000);
     while (GpuPort::now_ns() - scripted->begun_ns < scripted->step_ns) __nanosleep(100);
     const uint32_t step = scripted->steps++;
-    const PhaseBuffers& b = scripted->engine.buffers[static_cast<uint32_t>(phase)];
-    const uint32_t ended = *b.completion + 1;
     if (scripted->times != nullptr)
         scripted->times[step % scripted->times_capacity] = {scripted->begun_ns, GpuPort::now_ns()};
-    GpuPort::store_release(b.completion, ended);
+    for (uint32_t part = first_part(phase); part < end_part(phase); ++part) {
+        uint32_t* const completion = scripted->engine.buffers[part].completion;
+        GpuPort::store_release(completion, *completion + 1);
+    }
 }

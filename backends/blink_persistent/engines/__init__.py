@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from blink_persistent import _native
-from blink_persistent.graph_grid import GraphGrid, decode_lookup, prefill_lookup
+from blink_persistent.graph_grid import GraphGrid, decode_lookup, mixed_lookup, prefill_lookup
 from blink_server.backend import BuildResult, ModelVersion
 from blink_server.errors import Problem
 
@@ -32,7 +32,8 @@ TOKEN_GRANULARITY = 16
 class EngineShape:
     """The numbers of a provisioned engine; `EngineTables` in provisioned.h says what each means.
 
-    Without `rows_movable` a row is its own KV memory: block_size is the context length.
+    Without `rows_movable` a row is its own KV memory: block_size is the context length. A
+    `prefill_chunk` of 0 is as long as the largest prefill step.
     """
 
     grid: GraphGrid
@@ -43,19 +44,24 @@ class EngineShape:
     block_count: int
     rows_movable: bool
     deterministic: bool = False
+    prefill_chunk: int = 0
 
     def host_engine(self) -> _native.HostEngine:
         """Step buffers in host memory and the lookup tables. Raises ValueError."""
         grid = self.grid
         return _native.make_engine(
-            graphs=[(key.phase, key.sequences, key.tokens) for key in grid.keys],
+            graphs=[(key.phase, key.sequences, key.tokens, key.rows) for key in grid.keys],
             decode_lookup=decode_lookup(grid).tolist(),
             prefill_lookup=prefill_lookup(grid, TOKEN_GRANULARITY).ravel().tolist(),
+            mixed_lookup=mixed_lookup(grid, TOKEN_GRANULARITY).ravel().tolist(),
             eos_token_ids=list(self.eos_token_ids),
             max_rows=grid.max_rows,
             max_sequences=grid.max_sequences,
             max_prefill_tokens=grid.max_prefill_tokens,
             token_granularity=TOKEN_GRANULARITY,
+            prefill_chunk=self.prefill_chunk,
+            mixed_sequences=grid.mixed_sequences,
+            max_mixed_tokens=grid.max_mixed_tokens,
             context_length=self.context_length,
             vocabulary_size=self.vocabulary_size,
             block_size=self.block_size,
@@ -68,12 +74,16 @@ class EngineShape:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launched graph: its number and key."""
+    """One launched graph: its number and key.
+
+    A mixed one works on the step buffers of both other phases, and samples in both.
+    """
 
     graph: int
     phase: int
     sequences: int
     tokens: int
+    rows: int = 0
 
 
 class HostSampling(Protocol):
@@ -92,7 +102,10 @@ class DeviceSampling(Protocol):
     """A sampler bound to an engine's step buffers on a GPU: the last kernel of each graph."""
 
     def record(self, phase: int, count: int, stream: Any) -> None:
-        """Enqueue it for the first `count` rows of a phase; it counts the step as completed."""
+        """Enqueue it for the first `count` rows of a phase; it counts the step as completed.
+
+        A mixed graph ends with two: one for its rows, one for its prompts.
+        """
         ...
 
 

@@ -71,6 +71,7 @@ class CapturedEngine:
             block_count=block_count,
             eos_token_ids=tuple(version.config["eos_token_ids"]),
             token_granularity=TOKEN_GRANULARITY,
+            prefill_chunk=version.config["limits"].get("prefill_chunk", 0),
         )
         self.shape = EngineShape(
             grid=self.grid,
@@ -80,6 +81,7 @@ class CapturedEngine:
             block_size=block_size,
             block_count=block_count,
             rows_movable=True,
+            prefill_chunk=self.limits.prefill_chunk,
         )
         self.tables = allocate_engine(self.gpu, self.grid, self.limits, self.first_graphs)
 

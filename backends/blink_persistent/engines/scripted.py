@@ -67,6 +67,7 @@ def shape_of(version: ModelVersion, grid: GraphGrid, options: ScriptedOptions) -
         block_count=options.block_count,
         rows_movable=options.rows_movable,
         deterministic=version.config["deterministic"],
+        prefill_chunk=version.config["limits"].get("prefill_chunk", 0),
     )
 
 
@@ -85,7 +86,7 @@ class ScriptedProvisioned:
 
     def step(self, launch: Launch) -> None:
         """Compute the rule on the step buffers."""
-        self._engine.step(launch.phase, launch.sequences, launch.tokens)
+        self._engine.step(launch.phase, launch.sequences, launch.tokens, launch.rows)
 
     def close(self) -> None:
         """Nothing is held but memory of this object."""

@@ -38,6 +38,7 @@ class DeviceScriptedVersion:
             rows_movable=shape.rows_movable,
             token_granularity=TOKEN_GRANULARITY,
             deterministic=shape.deterministic,
+            prefill_chunk=shape.prefill_chunk,
         )
         try:
             engine = DeviceScriptedEngine(

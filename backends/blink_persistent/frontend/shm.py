@@ -5,7 +5,7 @@
     runner -> worker  {"type": "attached", "range": i, "epoch": e, "bytes": n, "context_length": n,
                        "vocabulary_size": n, "eos_token_ids": [...], "max_queue": n,
                        "max_rows": n, "kv_blocks": n, "kv_block_tokens": n,
-                       "graphs": [[phase, sequences, tokens], ...]}
+                       "graphs": [[phase, sequences, tokens, rows], ...]}
                       with the descriptors [ring memory, scheduler's bell, this range's bell],
                       or {"type": "refused", "reason": "..."}
 

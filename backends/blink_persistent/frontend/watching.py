@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from blink_persistent.frontend.grant import Grant
-from blink_persistent.graph_grid import DECODE
+from blink_persistent.graph_grid import PHASES
 from blink_persistent.ring import Ring, SlotState
 from blink_server.backend import GraphLaunches, SchedulerStats, SlotTable
 
@@ -26,6 +26,7 @@ def scheduler_stats(ring: Ring, grant: Grant) -> SchedulerStats:
         steps=ring.field("steps"),
         decode_launches=ring.field("decode_launches"),
         prefill_launches=ring.field("prefill_launches"),
+        mixed_launches=ring.field("mixed_launches"),
         tail_launches=ring.field("tail_launches"),
         launch_retries=ring.field("launch_retries"),
         preemptions=ring.field("preemptions"),
@@ -43,7 +44,7 @@ def scheduler_stats(ring: Ring, grant: Grant) -> SchedulerStats:
         agent_reconnections=ring.field("agent_reconnections"),
         graphs=tuple(
             GraphLaunches(
-                "decode" if key.phase == DECODE else "prefill", key.sequences, key.tokens, count
+                PHASES[key.phase], key.sequences, key.tokens, launches=count, rows=key.rows
             )
             for key, count in zip(grant.graphs, launches, strict=False)
         ),

@@ -11,14 +11,17 @@ import numpy as np
 from blink_persistent import _native
 from blink_persistent.gpu.driver import Gpu
 from blink_persistent.gpu.structs import EngineTables, PhaseBuffers, SamplingRow
-from blink_persistent.graph_grid import GraphGrid, decode_lookup, prefill_lookup
+from blink_persistent.graph_grid import GraphGrid, decode_lookup, mixed_lookup, prefill_lookup
 
 ALIGNMENT = 256  # of each array, as that of memory allocated for it alone
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Limits that a grid does not tell. Lengths are tokens; block 0 is the null block."""
+    """Limits that a grid does not tell. Lengths are tokens; block 0 is the null block.
+
+    A `prefill_chunk` of 0 is as long as the largest prefill step.
+    """
 
     context_length: int
     vocabulary_size: int
@@ -28,6 +31,7 @@ class EngineLimits:
     rows_movable: bool = True
     token_granularity: int = 16
     deterministic: bool = False
+    prefill_chunk: int = 0
 
     @property
     def max_blocks(self) -> int:
@@ -42,7 +46,9 @@ def allocate_engine(
 
     The lookup tables name the `available` graphs, all if not given.
     """
-    keys = np.array([(k.phase, k.sequences, k.tokens) for k in grid.keys], np.uint32)
+    keys = np.array([(k.phase, k.sequences, k.tokens, k.rows) for k in grid.keys], np.uint32)
+    granularity = limits.token_granularity
+    mixed = mixed_lookup(grid, granularity, available)
     eos = np.array(limits.eos_token_ids, np.int32)
     decode = _allocate_phase(gpu, grid.max_rows, grid.max_rows, limits.max_blocks)
     prefill = _allocate_phase(gpu, grid.max_sequences, grid.max_prefill_tokens, limits.max_blocks)
@@ -50,14 +56,18 @@ def allocate_engine(
         buffers=(decode, prefill),
         graphs=gpu.place(keys),
         decode_lookup=gpu.place(decode_lookup(grid, available)),
-        prefill_lookup=gpu.place(prefill_lookup(grid, limits.token_granularity, available)),
+        prefill_lookup=gpu.place(prefill_lookup(grid, granularity, available)),
+        mixed_lookup=gpu.place(mixed) if mixed.size else 0,
         eos_token_ids=gpu.place(eos) if len(eos) else 0,
         graph_count=len(keys),
         eos_count=len(eos),
         max_rows=grid.max_rows,
         max_sequences=grid.max_sequences,
         max_prefill_tokens=grid.max_prefill_tokens,
-        token_granularity=limits.token_granularity,
+        token_granularity=granularity,
+        prefill_chunk=limits.prefill_chunk or grid.max_prefill_tokens,
+        mixed_sequences=grid.mixed_sequences,
+        max_mixed_tokens=grid.max_mixed_tokens,
         context_length=limits.context_length,
         vocabulary_size=limits.vocabulary_size,
         block_size=limits.block_size,
@@ -77,6 +87,8 @@ def make_available(
     """
     gpu.put(tables.decode_lookup, decode_lookup(grid, available))
     gpu.put(tables.prefill_lookup, prefill_lookup(grid, tables.token_granularity, available))
+    if tables.mixed_lookup:
+        gpu.put(tables.mixed_lookup, mixed_lookup(grid, tables.token_granularity, available))
 
 
 def input_bytes(sequences: int, tokens: int, max_blocks: int) -> dict[str, int]:

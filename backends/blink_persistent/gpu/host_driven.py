@@ -23,7 +23,7 @@ from blink_persistent.ring import Command, Condition, Ring
 from blink_server.errors import Unavailable
 
 CUDA_VERSION = 12000  # of the functions' signatures
-GRAPH_KEY_WORDS = 3
+GRAPH_KEY_WORDS = 4
 POLL_SECONDS = 50e-6
 
 
@@ -154,19 +154,28 @@ class HostDrivenScheduler:
 
 def host_tables(gpu: Gpu, engine: structs.EngineTables) -> _native.HostEngine:
     """A copy of the engine's tables in host memory."""
-    columns = -(-engine.max_prefill_tokens // engine.token_granularity)
+
+    def table(address: int, rows: int, most_tokens: int) -> list[int]:
+        entries = rows * -(-most_tokens // engine.token_granularity)
+        return gpu.fetch(address, np.uint16, entries).tolist() if entries else []
+
     keys = gpu.fetch(engine.graphs, np.uint32, GRAPH_KEY_WORDS * engine.graph_count)
-    lookup = gpu.fetch(engine.prefill_lookup, np.uint16, engine.max_sequences * columns)
     eos = gpu.fetch(engine.eos_token_ids, np.int32, engine.eos_count) if engine.eos_count else None
     return _native.make_engine(
         graphs=[(*key,) for key in keys.reshape(-1, GRAPH_KEY_WORDS).tolist()],
         decode_lookup=gpu.fetch(engine.decode_lookup, np.uint16, engine.max_rows).tolist(),
-        prefill_lookup=lookup.tolist(),
+        prefill_lookup=table(
+            engine.prefill_lookup, engine.max_sequences, engine.max_prefill_tokens
+        ),
+        mixed_lookup=table(engine.mixed_lookup, engine.max_rows, engine.max_mixed_tokens),
         eos_token_ids=[] if eos is None else eos.tolist(),
         max_rows=engine.max_rows,
         max_sequences=engine.max_sequences,
         max_prefill_tokens=engine.max_prefill_tokens,
         token_granularity=engine.token_granularity,
+        prefill_chunk=engine.prefill_chunk,
+        mixed_sequences=engine.mixed_sequences,
+        max_mixed_tokens=engine.max_mixed_tokens,
         context_length=engine.context_length,
         vocabulary_size=engine.vocabulary_size,
         block_size=engine.block_size,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from blink_persistent.gpu import structs
 from blink_persistent.gpu.driver import Gpu
 from blink_persistent.gpu.engine_buffers import EngineLimits, allocate_engine
-from blink_persistent.graph_grid import GraphGrid, GraphKey
+from blink_persistent.graph_grid import DECODE, GraphGrid, GraphKey
 
 WARP = 32
 
@@ -91,12 +91,14 @@ class DeviceScriptedEngine:
         return structs.ScriptedGpu.from_buffer_copy(fetched.tobytes())
 
     def _graph_of(self, key: GraphKey) -> Any:
-        arguments = (self._address, c_uint64), (key.phase, c_uint32)
+        engine = self._address, c_uint64
+        rows = sum(part.sequences for part in key.parts if part.phase == DECODE)
+        blocks = sum(part.sequences for part in key.parts)
 
         def record(stream: Any) -> None:
-            self._gpu.launch(self._step, key.sequences, WARP, stream, *arguments)
+            self._gpu.launch(self._step, blocks, WARP, stream, engine, (rows, c_uint32))
             for _ in range(self._filler_kernels):
                 self._gpu.launch(self._filler, 1, WARP, stream)
-            self._gpu.launch(self._end, 1, 1, stream, *arguments)
+            self._gpu.launch(self._end, 1, 1, stream, engine, (key.phase, c_uint32))
 
         return self._gpu.device_graph(record)

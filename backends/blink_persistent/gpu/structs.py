@@ -65,7 +65,12 @@ class SamplingRow(ctypes.Structure):
 class GraphKey(ctypes.Structure):
     """A graph's phase and shape (provisioned.h)."""
 
-    _fields_ = [("phase", c_uint32), ("sequences", c_uint32), ("tokens", c_uint32)]
+    _fields_ = [
+        ("phase", c_uint32),
+        ("sequences", c_uint32),
+        ("tokens", c_uint32),
+        ("rows", c_uint32),
+    ]
 
 
 class EngineTables(ctypes.Structure):
@@ -76,6 +81,7 @@ class EngineTables(ctypes.Structure):
         ("graphs", c_uint64),
         ("decode_lookup", c_uint64),
         ("prefill_lookup", c_uint64),
+        ("mixed_lookup", c_uint64),
         ("eos_token_ids", c_uint64),
         ("graph_count", c_uint32),
         ("eos_count", c_uint32),
@@ -83,6 +89,9 @@ class EngineTables(ctypes.Structure):
         ("max_sequences", c_uint32),
         ("max_prefill_tokens", c_uint32),
         ("token_granularity", c_uint32),
+        ("prefill_chunk", c_uint32),
+        ("mixed_sequences", c_uint32),
+        ("max_mixed_tokens", c_uint32),
         ("context_length", c_uint32),
         ("vocabulary_size", c_uint32),
         ("block_size", c_uint32),

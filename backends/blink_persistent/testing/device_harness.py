@@ -91,6 +91,7 @@ class DeviceHarness:
             eos_token_ids=(shape.eos_token_id,),
             rows_movable=shape.rows_movable,
             token_granularity=shape.token_granularity,
+            prefill_chunk=shape.prefill_chunk,
         )
         self.engine = DeviceScriptedEngine(
             self.gpu,
@@ -231,7 +232,7 @@ class DeviceHarness:
         self.ring.pull(self.ring.mirror.header)
         field = self.ring.mirror.field
         steps = field("steps")
-        if steps == field("decode_launches") + field("prefill_launches"):
+        if steps == self.ring.mirror.launched():
             return False
         self.engine.allow(steps + 1)
         self.wait_until(lambda: self.ring.field("steps") > steps, "a step's end")

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blink_persistent import _native
-from blink_persistent.graph_grid import DECODE, PREFILL
+from blink_persistent.graph_grid import DECODE, PREFILL, GraphKey
 
 
 def noise(length: int, last_token: int, vocabulary_size: int) -> npt.NDArray[np.float32]:
@@ -23,8 +23,12 @@ class NoiseEngine:
         self._sampler = _native.HostSampler(engine)
         self._arrays = {phase: engine.arrays(phase) for phase in (DECODE, PREFILL)}
 
-    def step(self, phase: int, sequences: int, _tokens: int) -> None:
+    def step(self, phase: int, sequences: int, tokens: int, rows: int) -> None:
         """Run one launched graph on its step buffers."""
+        for part in GraphKey(phase, sequences, tokens, rows).parts:
+            self._step(part.phase, part.sequences)
+
+    def _step(self, phase: int, sequences: int) -> None:
         arrays = self._arrays[phase]
         ends = arrays["cu_seqlens"][1:] if phase == PREFILL else np.arange(1, sequences + 1)
         logits = np.zeros((sequences, self._vocabulary_size), np.float32)

@@ -26,7 +26,7 @@ class TraceKind(IntEnum):
 
     CLAIM = 1  # slot, ticket
     ADMIT = 2  # slot, row
-    LAUNCH = 3  # graph, sequences, tokens
+    LAUNCH = 3  # graph, sequences, tokens; of a mixed step those of its prefill
     END = 4  # slot, ticket, reason
     PREEMPT = 5  # slot, ticket
     MOVE = 6  # from row, to row
@@ -49,6 +49,7 @@ class Launch(NamedTuple):
     phase: int
     sequences: int
     tokens: int
+    rows: int
 
 
 class Status(NamedTuple):

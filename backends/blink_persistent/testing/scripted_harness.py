@@ -147,9 +147,9 @@ class ScriptedHarness:
         """Run the launched graph to its end; with an error, end it without its work."""
         if self.flight is None:
             raise RuntimeError("no graph was launched")
-        _, phase, sequences, tokens = self.flight
+        _, phase, *shape = self.flight
         if error == 0:
-            self.scripted.step(phase, sequences, tokens)
+            self.scripted.step(phase, *shape)
         self.flight = None
         self.scheduler.complete(phase, error)
 
@@ -184,8 +184,8 @@ class ScriptedHarness:
         while True:
             launch = self.scheduler.next_launch(1000)
             if launch is not None:
-                _, phase, sequences, tokens = launch
-                self.scripted.step(phase, sequences, tokens)
+                _, phase, *shape = launch
+                self.scripted.step(phase, *shape)
                 self.scheduler.complete(phase)
             elif self.scheduler.condition() in stopped:
                 return

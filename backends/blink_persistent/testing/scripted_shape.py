@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blink_persistent import _native
-from blink_persistent.graph_grid import GraphGrid, decode_lookup, default_grid, prefill_lookup
+from blink_persistent.graph_grid import (
+    GraphGrid,
+    decode_lookup,
+    default_grid,
+    mixed_lookup,
+    prefill_lookup,
+)
 
 MAX_LOGPROBS = 3  # entries of a log-probability record that each slot has room for
 
@@ -14,7 +20,8 @@ MAX_LOGPROBS = 3  # entries of a log-probability record that each slot has room 
 class ScriptedShape:
     """Limits of the scripted engine and of its ring. Lengths are tokens; `block_size` holds for
     movable rows, others have one slab of `context_length` each. With `tells_phases` entries that
-    decode steps computed differ from those by prefill, as a real engine's rounding makes them."""
+    decode steps computed differ from those by prefill, as a real engine's rounding makes them.
+    Mixed keys, of up to `max_mixed_tokens` (0: none), hold `max_mixed_rows` at most."""
 
     ranges: int = 1
     slots_per_range: int = 256
@@ -22,6 +29,9 @@ class ScriptedShape:
     max_rows: int = 4
     max_sequences: int = 2
     max_prefill_tokens: int = 32
+    prefill_chunk: int = 0
+    max_mixed_tokens: int = 0
+    max_mixed_rows: int = 1 << 16
     token_granularity: int = 8
     context_length: int = 96
     vocabulary_size: int = 101
@@ -37,9 +47,13 @@ class ScriptedShape:
     @property
     def grid(self) -> GraphGrid:
         """The graph grid of the engine."""
-        return default_grid(
-            self.max_rows, self.max_prefill_tokens, max_sequences=self.max_sequences
+        grid = default_grid(
+            self.max_rows,
+            self.max_prefill_tokens,
+            max_sequences=self.max_sequences,
+            max_mixed_tokens=self.max_mixed_tokens,
         )
+        return GraphGrid(tuple(key for key in grid.keys if key.rows <= self.max_mixed_rows))
 
     @property
     def rule(self) -> _native.ScriptedRule:
@@ -62,14 +76,18 @@ class ScriptedShape:
         grid = self.grid
         block_size = self.block_size if self.rows_movable else self.context_length
         return _native.make_engine(
-            graphs=[(key.phase, key.sequences, key.tokens) for key in grid.keys],
+            graphs=[(key.phase, key.sequences, key.tokens, key.rows) for key in grid.keys],
             decode_lookup=decode_lookup(grid).tolist(),
             prefill_lookup=prefill_lookup(grid, self.token_granularity).ravel().tolist(),
+            mixed_lookup=mixed_lookup(grid, self.token_granularity).ravel().tolist(),
             eos_token_ids=[self.eos_token_id],
             max_rows=self.max_rows,
             max_sequences=self.max_sequences,
             max_prefill_tokens=self.max_prefill_tokens,
             token_granularity=self.token_granularity,
+            prefill_chunk=self.prefill_chunk,
+            mixed_sequences=grid.mixed_sequences,
+            max_mixed_tokens=grid.max_mixed_tokens,
             context_length=self.context_length,
             vocabulary_size=self.vocabulary_size,
             block_size=block_size,

@@ -1,7 +1,8 @@
 """Follows a scheduler's trace and checks each launched step against it.
 
 It holds, on its own, what the scheduler must hold: who waits in which order, who has which row,
-whose prompt is computed. Every check raises AssertionError naming what was broken.
+whose prompt is computed, for how long a prompt rows that decode wait. Every check raises
+AssertionError naming what was broken.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blink_persistent.graph_grid import DECODE
-from blink_persistent.testing.observed import Launch, TraceEvent, TraceKind
+from blink_persistent.graph_grid import DECODE, MIXED, PREFILL, GraphKey
+from blink_persistent.testing.observed import TraceEvent, TraceKind
 from blink_persistent.testing.scripted_harness import ScriptedHarness
 
 
@@ -32,7 +33,10 @@ class StepAudit:
         self.rows: dict[int, int] = {}
         self._decoding: set[int] = set()
         self._computed: dict[int, int] = {}  # slot -> tokens whose KV entries exist
+        self._newcomers: set[int] = set()  # slots that got a row since the last launch
+        self._waited = 0  # prompt tokens launched since the last step of rows that decode
         self.in_flight: tuple[int, ...] = ()
+        self.launches = [0, 0, 0]
         self.seen: dict[TraceKind, int] = dict.fromkeys(TraceKind, 0)
 
     def after_pass(self) -> None:
@@ -80,24 +84,45 @@ class StepAudit:
         free = next(r for r in range(self._shape.max_rows) if r not in self.rows)
         assert row == free, f"slot {slot} got row {row}, the lowest free one is {free}"
         self.rows[row] = slot
+        self._newcomers.add(slot)
 
     def _check_launch(self, event: TraceEvent) -> None:
         key = self._shape.grid.keys[event.a]
-        launch = Launch(event.a, key.phase, key.sequences, key.tokens)
         assert key.sequences >= event.b, f"{event.b} sequences in {key}"
         assert key.tokens >= event.c, f"{event.c} tokens in {key}"
         if self._shape.rows_movable:
             assert sorted(self.rows) == list(range(len(self.rows))), f"holes in rows {self.rows}"
-        if launch.phase == DECODE:
-            self._check_decode(launch)
-        else:
-            self._check_prefill(launch, event.b)
+        self.launches[key.phase] += 1
+        self._check_delay(key, event.c)
+        self.in_flight = ()
+        for part in key.parts:
+            if part.phase == DECODE:
+                self._check_decode(part)
+            else:
+                self._check_prefill(part, event.b)
+        self._newcomers.clear()
 
-    def _check_decode(self, launch: Launch) -> None:
-        step = self._buffers[launch.phase]
+    def _check_delay(self, key: GraphKey, tokens: int) -> None:
+        """Rows that decode wait for a chunk at most, and for none that a mixed graph could hold."""
+        chunk = self._shape.prefill_chunk or self._shape.max_prefill_tokens
+        if key.phase == PREFILL and self._decoding:
+            self._waited += tokens
+            rows = 1 + max(r for r, slot in self.rows.items() if slot not in self._newcomers)
+            for mixed in self._shape.grid.keys:
+                assert mixed.tokens < tokens or mixed.rows < rows, f"{mixed} could serve both"
+        else:
+            self._waited = tokens if key.phase == MIXED else 0
+        assert self._waited <= chunk, f"rows wait for {self._waited} prompt tokens"
+        if key.phase != PREFILL:
+            self._waited = 0
+
+    def _check_decode(self, key: GraphKey) -> None:
+        step = self._buffers[DECODE]
         tables = step["block_tables"].reshape(self._shape.max_rows, -1)
         owners: dict[int, int] = {}
-        for row in range(launch.sequences):
+        served = {slot for row, slot in self.rows.items() if row < key.sequences}
+        assert set() < self._decoding <= served, f"{key} for rows of {self._decoding}"
+        for row in range(key.sequences):
             slot = self.rows.get(row)
             if slot is None or slot not in self._decoding:
                 assert step["lengths"][row] == 0, f"inactive row {row} has a length"
@@ -113,8 +138,8 @@ class StepAudit:
             self._own_blocks(owners, tables[row], slot, length)
         self.in_flight = tuple(sorted(self._decoding))
 
-    def _check_prefill(self, launch: Launch, sequences: int) -> None:
-        step = self._buffers[launch.phase]
+    def _check_prefill(self, key: GraphKey, sequences: int) -> None:
+        step = self._buffers[PREFILL]
         tables = step["block_tables"].reshape(self._shape.max_sequences, -1)
         slots = [self.rows[int(row)] for row in step["rows"][:sequences]]
         assert len(set(slots)) == sequences, "one request twice in a prefill"
@@ -136,8 +161,8 @@ class StepAudit:
             self._computed[slot] = length
             if length == total:
                 self._decoding.add(slot)
-        assert not step["lengths"][sequences : launch.sequences].any(), "padding has a length"
-        self.in_flight = tuple(slots)
+        assert not step["lengths"][sequences : key.sequences].any(), "padding has a length"
+        self.in_flight += tuple(slots)
 
     def _prefill_tokens(self, slot: int) -> int:
         if self._shape.deterministic:

@@ -66,6 +66,6 @@ class ThreadedRing:
                 self.pause_after -= 1
                 if self.pause_after == 0:
                     self.open_gate.clear()
-            _, phase, sequences, tokens = launch
-            self.harness.scripted.step(phase, sequences, tokens)
+            _, phase, *shape = launch
+            self.harness.scripted.step(phase, *shape)
             scheduler.complete(phase, self.step_error)

@@ -6,7 +6,7 @@ import { count } from "./format.js";
 const SHADES = 7;
 const READABLE_COLUMNS = 16; // with more of them numbers are told only when a cell is pointed at
 
-/** `update(graphs)`: {"phase:sequences:tokens": launches}. */
+/** `update(graphs)`: {"phase:sequences:tokens:rows": launches}; rows only of mixed graphs. */
 export function graphGrid() {
   let keys = "";
   let cells = new Map();
@@ -16,7 +16,7 @@ export function graphGrid() {
       keys = text;
       cells = build(graphs);
     }
-    const most = { decode: 1, prefill: 1 }; // each grid has shades of its own
+    const most = { decode: 1, prefill: 1, mixed: 1 }; // each grid has shades of its own
     for (const [key, launches] of Object.entries(graphs)) {
       const [phase] = key.split(":");
       most[phase] = Math.max(most[phase], launches);
@@ -34,27 +34,30 @@ export function graphGrid() {
 
 function build(graphs) {
   const found = Object.keys(graphs).map((key) => {
-    const [phase, sequences, tokens] = key.split(":");
-    return { key, phase, sequences: Number(sequences), tokens: Number(tokens) };
+    const [phase, ...numbers] = key.split(":");
+    const [sequences, tokens, rows] = numbers.map(Number);
+    return { key, phase, sequences, tokens, rows };
   });
   const cells = new Map();
   const of = (phase) => found.filter((graph) => graph.phase === phase);
+  const mixed = of("mixed"); // not every engine has them
   byId("graph-grids").replaceChildren(
-    grid("Decode", "rows", of("decode"), cells, (graph) => [0, graph.sequences]),
-    grid("Prefill", "tokens", of("prefill"), cells, (graph) => [graph.sequences, graph.tokens]),
+    grid("Decode", "", "rows", of("decode"), cells, (graph) => [0, graph.sequences]),
+    grid("Prefill", "sequences", "tokens", of("prefill"), cells, (graph) => [graph.sequences, graph.tokens]),
+    ...(mixed.length > 0 ? [grid("Mixed", "rows", "tokens", mixed, cells, (graph) => [graph.rows, graph.tokens])] : []),
   );
   return cells;
 }
 
 const unique = (values) => [...new Set(values)].sort((a, b) => a - b);
 
-function grid(name, across, graphs, cells, place) {
+function grid(name, down, across, graphs, cells, place) {
   if (graphs.length === 0) return h("p", { class: "muted" }, `${name}: no graphs`);
   const rows = unique(graphs.map((graph) => place(graph)[0]));
   const columns = unique(graphs.map((graph) => place(graph)[1]));
   const dense = columns.length > READABLE_COLUMNS;
   const at = new Map(graphs.map((graph) => [place(graph).join(), graph]));
-  const corner = rows[0] === 0 ? across : `sequences \\ ${across}`;
+  const corner = rows[0] === 0 ? across : `${down} \\ ${across}`;
   const head = h(
     "tr",
     {},
@@ -81,8 +84,9 @@ function grid(name, across, graphs, cells, place) {
 
 function cellOf(graph, cells) {
   if (graph === undefined) return h("td", { class: "none" });
-  const { key, phase, sequences, tokens } = graph;
-  const shape = phase === "decode" ? `${sequences} rows` : `${sequences} × ${tokens} tokens`;
+  const { key, phase, sequences, tokens, rows } = graph;
+  const prompts = `${sequences} × ${tokens} tokens`;
+  const shape = { decode: `${sequences} rows`, prefill: prompts, mixed: `${prompts} + ${rows} rows` }[phase];
   const cell = h("td", { tabindex: "-1", "data-shape": `${phase} ${shape}` }, h("span"));
   cells.set(key, cell);
   return cell;

@@ -52,7 +52,7 @@ export class History {
 
 const COUNTERS = [
   ...["steps", "generated_tokens", "prompt_tokens", "completions", "preemptions", "parks"],
-  ...["decode_launches", "prefill_launches", "tail_launches", "launch_retries"],
+  ...["decode_launches", "prefill_launches", "mixed_launches", "tail_launches", "launch_retries"],
   ...["agent_turns", "agent_reads", "agent_read_bytes", "agent_writes", "agent_written_bytes"],
   "agent_reconnections",
 ];

@@ -30,6 +30,7 @@ export const SCHEDULER = [
   perSecond("Prompt tokens", "prompt_tokens"),
   total("Decode launches", "decode_launches"),
   total("Prefill launches", "prefill_launches"),
+  total("Mixed launches", "mixed_launches"),
   total("Tail launches", "tail_launches"),
   total("Launch retries", "launch_retries"),
   total("Preemptions", "preemptions"),

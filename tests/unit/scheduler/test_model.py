@@ -8,7 +8,7 @@ launched step is audited (order, rows, blocks).
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import settings
@@ -42,6 +42,9 @@ NEXT_STATES: dict[SlotState | None, tuple[SlotState, ...]] = {
     SlotState.DECODE_COMPLETED: (SlotState.EMPTY,),
     SlotState.EMPTY: (),
 }
+MIXED = ScriptedShape(
+    ranges=RANGES, max_rows=5, max_sequences=3, max_prefill_tokens=64, max_mixed_tokens=20
+)
 SHAPES = {
     "roomy": ScriptedShape(ranges=RANGES, max_rows=5, max_sequences=4, epoch=7),
     "few blocks": ScriptedShape(ranges=RANGES, max_rows=5, max_sequences=1, block_count=20),
@@ -57,6 +60,16 @@ SHAPES = {
     "fixed, chunked": ScriptedShape(
         ranges=RANGES, rows_movable=False, max_sequences=1, max_prefill_tokens=16
     ),
+    "short chunks": ScriptedShape(ranges=RANGES, max_prefill_tokens=64, prefill_chunk=7),
+    "mixed": MIXED,
+    "mixed, few blocks": replace(MIXED, block_count=20, prefill_chunk=5, max_sequences=1),
+    "mixed, tiny blocks": replace(MIXED, block_size=1, block_count=70, eos_every=11),
+    "mixed, NaN": replace(MIXED, block_count=30, poison_token=50, prefill_chunk=2),
+    "mixed, deterministic": replace(
+        MIXED, block_count=20, tells_phases=True, deterministic=True, prefill_chunk=9
+    ),
+    "mixed, in part": replace(MIXED, block_count=40, max_mixed_rows=2, prefill_chunk=33),
+    "mixed, fixed rows": replace(MIXED, rows_movable=False, eos_every=11, prefill_chunk=12),
 }
 
 

@@ -47,7 +47,7 @@ class OnnxCpuProvisioned:
 
         context_length = version.config["limits"]["context_length"]
         self.shape = EngineShape(
-            grid=grid,
+            grid=grid.without_mixed(),
             context_length=context_length,
             vocabulary_size=model.shape.vocabulary_size,
             eos_token_ids=tuple(version.config["eos_token_ids"]),
@@ -55,6 +55,7 @@ class OnnxCpuProvisioned:
             block_count=1,
             rows_movable=False,
             deterministic=version.config["deterministic"],
+            prefill_chunk=version.config["limits"].get("prefill_chunk", 0),
         )
         self.host = self.shape.host_engine()
         inputs = {}

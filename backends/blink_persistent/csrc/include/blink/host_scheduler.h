@@ -57,20 +57,26 @@ struct HostEngine {
     std::vector<GraphKey> graphs;
     std::vector<uint16_t> decode_lookup;
     std::vector<uint16_t> prefill_lookup;
+    std::vector<uint16_t> mixed_lookup;
     std::vector<int32_t> eos_token_ids;
     std::unique_ptr<HostPhaseBuffers> decode;
     std::unique_ptr<HostPhaseBuffers> prefill;
 
-    // Completes `tables` from the vectors. Raises invalid_argument where they do not fit its shapes.
+    // Completes `tables` from the vectors; without a prefill_chunk it is the largest step. Raises
+    // invalid_argument where they do not fit its shapes.
     void finish() {
         if (tables.token_granularity == 0) throw std::invalid_argument("token granularity must be positive");
-        const uint32_t columns = (tables.max_prefill_tokens + tables.token_granularity - 1) / tables.token_granularity;
+        if (tables.prefill_chunk == 0) tables.prefill_chunk = tables.max_prefill_tokens;
+        const uint32_t columns = column_count(tables.max_prefill_tokens);
         if (graphs.empty() || graphs.size() > 0xffff) throw std::invalid_argument("graph grid: 1 to 65535 keys");
         if (decode_lookup.size() != tables.max_rows) throw std::invalid_argument("decode lookup: one entry a row");
         if (prefill_lookup.size() != static_cast<size_t>(tables.max_sequences) * columns)
             throw std::invalid_argument("prefill lookup: max_sequences x token columns");
         check_lookups(columns);
+        check_mixed(column_count(tables.max_mixed_tokens));
         if (tables.max_prefill_tokens < 2) throw std::invalid_argument("a prefill launch must hold two tokens");
+        if (tables.prefill_chunk < 2 || tables.prefill_chunk > tables.max_prefill_tokens)
+            throw std::invalid_argument("prefill chunk: 2 tokens to those of the largest prefill");
         if (tables.rows_movable != 0 && tables.block_count < 2)
             throw std::invalid_argument("block count: the null block and at least one more");
         if (tables.block_size == 0 ||
@@ -84,12 +90,17 @@ struct HostEngine {
         tables.graphs = graphs.data();
         tables.decode_lookup = decode_lookup.data();
         tables.prefill_lookup = prefill_lookup.data();
+        tables.mixed_lookup = mixed_lookup.data();
         tables.eos_token_ids = eos_token_ids.data();
         tables.graph_count = static_cast<uint32_t>(graphs.size());
         tables.eos_count = static_cast<uint32_t>(eos_token_ids.size());
     }
 
   private:
+    uint32_t column_count(uint32_t most_tokens) const {
+        return (most_tokens + tables.token_granularity - 1) / tables.token_granularity;
+    }
+
     // Every entry must name a graph of its phase, within the limits, that holds the entry's steps.
     void check_lookups(uint32_t columns) const {
         for (uint32_t rows = 1; rows <= tables.max_rows; ++rows)
@@ -98,6 +109,24 @@ struct HostEngine {
             for (uint32_t column = 0; column < columns; ++column)
                 check_graph(prefill_lookup[(sequences - 1) * columns + column], Phase::kPrefill, sequences,
                             std::min((column + 1) * tables.token_granularity, tables.max_prefill_tokens));
+    }
+
+    // As above; an entry may name no graph.
+    void check_mixed(uint32_t columns) const {
+        if (mixed_lookup.size() != static_cast<size_t>(tables.max_rows) * columns)
+            throw std::invalid_argument("mixed lookup: max_rows x token columns");
+        if (columns > 0 && (tables.max_mixed_tokens < 2 || tables.max_mixed_tokens > tables.max_prefill_tokens ||
+                            tables.mixed_sequences == 0 || tables.mixed_sequences > tables.max_sequences))
+            throw std::invalid_argument("mixed keys: within the limits of prefill, and two tokens at least");
+        for (size_t at = 0; at < mixed_lookup.size(); ++at) {
+            const auto rows = static_cast<uint32_t>(at / columns + 1), column = static_cast<uint32_t>(at % columns);
+            if (mixed_lookup[at] == kNoGraph) continue;
+            check_graph(mixed_lookup[at], Phase::kMixed, tables.mixed_sequences,
+                        std::min((column + 1) * tables.token_granularity, tables.max_mixed_tokens));
+            const GraphKey& key = graphs[mixed_lookup[at]];
+            if (key.rows < rows || key.rows > tables.max_rows || key.tokens > tables.max_prefill_tokens)
+                throw std::invalid_argument("lookup table names a mixed graph of too few or too many rows or tokens");
+        }
     }
 
     void check_graph(uint16_t graph, Phase phase, uint32_t sequences, uint32_t tokens) const {
@@ -141,9 +170,11 @@ class HostScheduler {
 
     // The running graph has ended; `error` is not 0 where it failed as a whole.
     void complete(Phase phase, uint32_t error) {
-        const PhaseBuffers& step = engine().buffers[static_cast<uint32_t>(phase)];
-        HostPort::store(step.error, error);
-        HostPort::store_release(step.completion, *step.completion + 1);
+        for (uint32_t part = first_part(phase); part < end_part(phase); ++part) {
+            const PhaseBuffers& step = engine().buffers[part];
+            HostPort::store(step.error, error);
+            HostPort::store_release(step.completion, *step.completion + 1);
+        }
         thread_.wake();
     }
 

@@ -45,8 +45,14 @@ class CudaSteps {
             tables_.buffers[phase].completion = &ended_[phase];
         }
         for (uint32_t graph = 0; graph < tables.graph_count; ++graph) {
-            const auto phase = static_cast<uint32_t>(tables.graphs[graph].phase);
-            copies_.push_back(plan_copies(tables.graphs[graph], tables.max_blocks, device[phase], host[phase]));
+            const GraphKey& key = tables.graphs[graph];
+            StepParts parts;
+            for (uint32_t phase = first_part(key.phase); phase < end_part(key.phase); ++phase) {
+                const GraphKey part = part_of(key, static_cast<Phase>(phase));
+                parts.push_back(
+                    {phase, part.sequences, plan_copies(part, tables.max_blocks, device[phase], host[phase])});
+            }
+            parts_.push_back(std::move(parts));
             graphs_.push_back(reinterpret_cast<void*>(graphs[graph]));
         }
     }
@@ -63,16 +69,17 @@ class CudaSteps {
 
     // Puts a whole step on the stream. False once anything has failed.
     bool launch(uint32_t graph) {
-        const GraphKey& key = tables_.graphs[graph];
-        phase_ = static_cast<uint32_t>(key.phase);
-        const StepCopies& copies = copies_[graph];
-        if (stale_error_[phase_]) {  // the scheduler has taken note, the device's word still stands
-            to_device({device_errors_[phase_], buffers().error, sizeof *buffers().error});
-            stale_error_[phase_] = false;
+        running_ = &parts_[graph];
+        for (const StepPart& part : *running_) {
+            uint32_t* const error = tables_.buffers[part.phase].error;
+            // The scheduler has taken note, the device's word still stands.
+            if (std::exchange(stale_error_[part.phase], false))
+                to_device({device_errors_[part.phase], error, sizeof *error});
+            for (const StepCopy& copy : part.copies.inputs) to_device(copy);
         }
-        for (const StepCopy& copy : copies.inputs) to_device(copy);
         if (error_ == kCudaSuccess) check(driver_.launch_graph(graphs_[graph], stream_));
-        for (const StepCopy& copy : wants_logprobs(key) ? copies.outputs : copies.tokens) to_host(copy);
+        for (const StepPart& part : *running_)
+            for (const StepCopy& copy : wants_logprobs(part) ? part.copies.outputs : part.copies.tokens) to_host(copy);
         return error_ == kCudaSuccess;
     }
 
@@ -81,18 +88,26 @@ class CudaSteps {
         const int status = wait_ == StepWait::kPoll ? driver_.query(stream_) : driver_.synchronize(stream_);
         if (status == kCudaNotReady) return;
         check(status);
-        uint32_t& step_error = *buffers().error;
-        if (status != kCudaSuccess) step_error = error();
-        stale_error_[phase_] = step_error != 0;
-        HostPrimitives::store_release(&ended_[phase_], ended_[phase_] + 1);
+        for (const StepPart& part : *running_) {
+            uint32_t& step_error = *tables_.buffers[part.phase].error;
+            if (status != kCudaSuccess) step_error = error();
+            stale_error_[part.phase] = step_error != 0;
+            HostPrimitives::store_release(&ended_[part.phase], ended_[part.phase] + 1);
+        }
     }
 
   private:
-    const PhaseBuffers& buffers() const { return tables_.buffers[phase_]; }
+    // What a graph does in the step buffers of one phase.
+    struct StepPart {
+        uint32_t phase;
+        uint32_t sequences;
+        StepCopies copies;
+    };
+    using StepParts = std::vector<StepPart>;
 
-    bool wants_logprobs(const GraphKey& key) const {
-        const SamplingRow* rows = buffers().sampling;
-        return std::any_of(rows, rows + key.sequences, [](const SamplingRow& row) {
+    bool wants_logprobs(const StepPart& part) const {
+        const SamplingRow* rows = tables_.buffers[part.phase].sampling;
+        return std::any_of(rows, rows + part.sequences, [](const SamplingRow& row) {
             return (row.flags & kSamplingActive) != 0 && row.logprobs != 0;
         });
     }
@@ -115,11 +130,11 @@ class CudaSteps {
     EngineTables tables_;
     StepWait wait_;
     std::vector<void*> graphs_;
-    std::vector<StepCopies> copies_;
+    std::vector<StepParts> parts_;
     uint64_t device_errors_[kPhases];
     bool stale_error_[kPhases] = {};
     uint32_t ended_[kPhases] = {};
-    uint32_t phase_ = 0;
+    const StepParts* running_ = nullptr;
     int error_ = kCudaSuccess;
 };
 

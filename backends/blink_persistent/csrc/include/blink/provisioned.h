@@ -1,15 +1,22 @@
 // What an engine gives to the scheduler: shapes, step buffers, lookup tables, completion words.
 //
 // The scheduler fills a phase's inputs, launches one graph, waits for `completion` to reach the
-// number of launches of that phase, and reads the outputs. It knows nothing else about a model.
+// number of launches that used them, and reads the outputs. It knows nothing else about a model.
 #pragma once
 
 #include "types.h"
 
 namespace blink {
 
-enum class Phase : uint32_t { kDecode = 0, kPrefill = 1 };
-constexpr uint32_t kPhases = 2;
+// A mixed step is a decode step and a prefill in one graph. It has no step buffers of its own: it
+// reads the inputs, writes the outputs and raises the completion of both others.
+enum class Phase : uint32_t { kDecode = 0, kPrefill = 1, kMixed = 2 };
+constexpr uint32_t kPhases = 2;  // that have step buffers
+
+// The phases whose step buffers a graph uses: those in [first_part(phase), end_part(phase)).
+BLINK_HD constexpr uint32_t first_part(Phase phase) { return phase == Phase::kPrefill ? 1 : 0; }
+BLINK_HD constexpr uint32_t end_part(Phase phase) { return phase == Phase::kDecode ? 1 : 2; }
+BLINK_HD constexpr bool uses(Phase phase, Phase part) { return phase == part || phase == Phase::kMixed; }
 
 // How one token is chosen: filled by the scheduler, read by samplers on host and device alike.
 // Addresses are valid where the engine runs. `position` counts the tokens before the one to be
@@ -40,7 +47,7 @@ struct SamplingRow {
     // when the row is filled, so that the state of a resumed request is found from its tokens.
     uint32_t grammar_state;
     uint32_t grammar_length;
-    uint32_t kept;  // a sampler plugin's own: lasts from one token of a row to the next, 0 at first
+    uint32_t kept;  // a sampler plugin's own: lasts from one token of a request to the next, 0 at first
 };
 static_assert(sizeof(SamplingRow) == 120, "sampling rows are read by kernels compiled apart");
 
@@ -65,7 +72,7 @@ struct PhaseBuffers {
     float* output_logprobs;    // [n] the chosen token's
     int32_t* output_top_ids;   // [n, kMaxTopLogprobs]
     float* output_top_logprobs;
-    uint32_t* completion;  // launches of this phase that have ended, written last
+    uint32_t* completion;  // launches that use these buffers and have ended, written last
     uint32_t* error;       // 0, or why the launch failed as a whole; written before completion
 };
 
@@ -73,7 +80,16 @@ struct GraphKey {
     Phase phase;
     uint32_t sequences;  // decode: rows
     uint32_t tokens;     // decode: rows
+    uint32_t rows = 0;   // mixed: rows of its decode step, beside sequences and tokens of its prefill
 };
+
+// What a graph does in the step buffers of `part`, which it uses: a key of that phase.
+BLINK_HD constexpr GraphKey part_of(const GraphKey& key, Phase part) {
+    const bool rows = key.phase == Phase::kMixed && part == Phase::kDecode;
+    return rows ? GraphKey{part, key.rows, key.rows} : GraphKey{part, key.sequences, key.tokens};
+}
+
+constexpr uint16_t kNoGraph = 0xffff;  // in mixed_lookup: no graph holds the step
 
 // Everything about an engine that does not change while it is in service.
 struct EngineTables {
@@ -82,6 +98,7 @@ struct EngineTables {
     // These name only graphs that can be launched; entries may come to name smaller ones in service.
     const uint16_t* decode_lookup;   // [max_rows]: rows - 1 -> graph
     const uint16_t* prefill_lookup;  // [max_sequences, ceil(max_prefill_tokens / token_granularity)]
+    const uint16_t* mixed_lookup;    // [max_rows, ceil(max_mixed_tokens / token_granularity)], or kNoGraph
     const int32_t* eos_token_ids;    // [eos_count]
     uint32_t graph_count;
     uint32_t eos_count;
@@ -89,6 +106,9 @@ struct EngineTables {
     uint32_t max_sequences;
     uint32_t max_prefill_tokens;
     uint32_t token_granularity;
+    uint32_t prefill_chunk;     // prompt tokens of a step for which decoding rows wait
+    uint32_t mixed_sequences;   // of every mixed key
+    uint32_t max_mixed_tokens;  // prompt tokens of a mixed step; 0: there are no mixed keys
     uint32_t context_length;
     uint32_t vocabulary_size;
     uint32_t block_size;    // tokens; without movable rows the context length

@@ -109,7 +109,8 @@ enum class SchedulerCondition : uint32_t { kStarting = 0, kRunning = 1, kParked 
     F(uint64_t, generated_tokens, 392, scheduler)         \
     F(uint64_t, gaps, 400, scheduler)                     \
     F(uint64_t, gap_ns, 408, scheduler)                   \
-    F(GraphLaunches, graph_launches, 416, scheduler)
+    F(GraphLaunches, graph_launches, 416, scheduler)      \
+    F(uint64_t, mixed_launches, 4000, scheduler)
 
 // Levels, not edges; each is a ticket, 0 = never. Written after the data they announce.
 #define BLINK_FRONTEND_WORDS_FIELDS(F) \

@@ -52,6 +52,12 @@ enum class Outcome : uint32_t {
     kFailed = 6,
 };
 
+// What the landing of a step gave.
+struct Landed {
+    uint32_t delivered;  // tokens
+    uint32_t joined;     // requests that decode from now on
+};
+
 template <class Port>
 class Scheduler {
   public:
@@ -89,29 +95,30 @@ class Scheduler {
     BLINK_DEV bool leader() const { return port.lane() == 0; }
     BLINK_DEV Request& request(uint32_t slot) const { return s.requests[slot]; }
     BLINK_DEV const PhaseBuffers& buffers(Phase phase) const { return engine.buffers[static_cast<uint32_t>(phase)]; }
+    // Columns of a lookup table for steps of up to so many tokens.
+    BLINK_DEV uint32_t column_count(uint32_t most_tokens) const {
+        return (most_tokens + engine.token_granularity - 1) / engine.token_granularity;
+    }
 
-    // Chooses and launches the next graph: a prefill if one may start, else a decode step. A decode
-    // step is never delayed by more than one prefill launch.
+    // Chooses and launches the next graph. Where rows decode and a prefill may start, one graph does
+    // both if the engine has it; else they take turns. A decode step is never delayed by more than
+    // one chunk.
     BLINK_DEV Outcome next_step() {
         if (s.failed != 0) return Outcome::kFailed;
         if (s.command == Command::kPark) return Outcome::kPark;
         if (s.command == Command::kStop) return Outcome::kStop;
-        const bool decode_due = s.prefilled_last && s.decoding_count > 0;
-        const bool prefill = !decode_due && prefill_waits();
         const bool decode = s.decoding_count > 0;
-        // Condition (iii): a prefill interrupts decode, so the decode step after it must fit too.
+        const bool prefill = !(decode && s.prefilled_last) && prefill_waits();
+        // Condition (iii): a prefill may interrupt decode, so the decode step after it must fit too.
         const bool window_full = s.window_launches + (prefill ? 2 : 1) > kLaunchWindow;
         port.sync();  // every lane has decided before the leader changes what it decided on
         if (!prefill && !decode) return nothing_runs();
         if (window_full) return relaunch();
-        Flight next{};
-        if (prefill && plan_prefill())
-            next = prepare_prefill();
-        else if (decode && reserve_blocks())
-            next = prepare_decode();
-        else
-            return Outcome::kProgress;
-        launch(next);
+        const bool mixes = decode && prefill && engine.max_mixed_tokens > 0;
+        // Before the plan: rows that decode come first, and may take the blocks of a prompt.
+        const bool decodes = decode && (mixes || !prefill) && reserve_blocks();
+        const bool prefills = prefill && plan_prefill(decodes);
+        if (decodes || prefills) launch(prepare(decodes, prefills));
         return Outcome::kProgress;
     }
 
@@ -136,14 +143,15 @@ class Scheduler {
 
     // scheduler_plan.h
     BLINK_DEV bool prefill_waits() const;
-    BLINK_DEV bool plan_prefill();
+    BLINK_DEV bool plan_prefill(bool beside_decode);
     BLINK_DEV bool plan_sequence(uint32_t slot);
     BLINK_DEV bool admit(uint32_t slot);
 
     // scheduler_fill.h
-    BLINK_DEV Flight prepare_prefill();
-    BLINK_DEV Flight prepare_decode();
+    BLINK_DEV Flight prepare(bool decodes, bool prefills);
+    BLINK_DEV uint32_t choose_graph(bool decodes, bool prefills);
     BLINK_DEV uint32_t look_up(const uint16_t* entry);
+    BLINK_DEV void pause_rows();
     BLINK_DEV void fill_prefill(uint32_t sequences);
     BLINK_DEV void fill_decode(uint32_t rows);
     BLINK_DEV int32_t generated_token(uint32_t slot) const;
@@ -158,7 +166,10 @@ class Scheduler {
     // scheduler_land.h
     BLINK_DEV bool has_landed();
     BLINK_DEV void land();
-    BLINK_DEV void deliver(uint32_t slot, uint32_t index, int32_t token);
+    BLINK_DEV uint32_t step_error() const;
+    BLINK_DEV Landed land_part(Phase part, uint32_t error);
+    BLINK_DEV void join_decode();
+    BLINK_DEV void deliver(const PhaseBuffers& step, uint32_t slot, uint32_t index, int32_t token);
     BLINK_DEV Reason end_of(const Request& r, int32_t token, uint32_t range) const;
 
     // ---- publishing ----
@@ -235,6 +246,7 @@ class Scheduler {
         port.store(&h.steps, s.counters.steps);
         port.store(&h.decode_launches, s.counters.decode_launches);
         port.store(&h.prefill_launches, s.counters.prefill_launches);
+        port.store(&h.mixed_launches, s.counters.mixed_launches);
         port.store(&h.tail_launches, s.counters.tail_launches);
         port.store(&h.launch_retries, s.counters.launch_retries);
         port.store(&h.claims, s.counters.claims);

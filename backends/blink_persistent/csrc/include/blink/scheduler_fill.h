@@ -5,18 +5,33 @@
 
 namespace blink {
 
+// Fills the step buffers for a decode step of the rows, for the planned prefill, or for both.
 template <class Port>
-BLINK_DEV Flight Scheduler<Port>::prepare_prefill() {
+BLINK_DEV Flight Scheduler<Port>::prepare(bool decodes, bool prefills) {
     port.stamp(Moment::kDecided);
-    for (uint32_t row = port.row_lane(); row < s.row_limit; row += port.lanes()) {
-        const uint32_t slot = s.row_slots[row];
-        if (slot != kNoSlot && request(slot).decoding) publish_later(request(slot), SlotState::kDecodePaused);
-    }
-    const uint32_t columns = (engine.max_prefill_tokens + engine.token_granularity - 1) / engine.token_granularity;
+    const uint32_t graph = choose_graph(decodes, prefills);
+    const GraphKey key = engine.graphs[graph];
+    const bool decode = uses(key.phase, Phase::kDecode);
+    if (uses(key.phase, Phase::kPrefill)) fill_prefill(part_of(key, Phase::kPrefill).sequences);
+    if (decode)
+        fill_decode(part_of(key, Phase::kDecode).sequences);
+    else
+        pause_rows();
+    return {true, key.phase, graph, decode ? prefills ? s.plan_rows : s.row_limit : 0, 0, 0};
+}
+
+// The smallest graph that holds the step; for a prefill with a decode step that no graph holds
+// together, one for the prefill alone: they take turns then.
+template <class Port>
+BLINK_DEV uint32_t Scheduler<Port>::choose_graph(bool decodes, bool prefills) {
     const uint32_t column = (s.plan_tokens - 1) / engine.token_granularity;
-    const uint32_t graph = look_up(&engine.prefill_lookup[(s.plan_count - 1) * columns + column]);
-    fill_prefill(engine.graphs[graph].sequences);
-    return {true, Phase::kPrefill, graph, s.plan_count, 0, 0};
+    if (decodes && prefills) {
+        const uint32_t at = (s.plan_rows - 1) * column_count(engine.max_mixed_tokens) + column;
+        const uint32_t graph = look_up(&engine.mixed_lookup[at]);
+        if (graph != kNoGraph) return graph;
+    }
+    if (!prefills) return look_up(&engine.decode_lookup[s.row_limit - 1]);
+    return look_up(&engine.prefill_lookup[(s.plan_count - 1) * column_count(engine.max_prefill_tokens) + column]);
 }
 
 // The host may put a smaller graph into the table meanwhile, so one lane reads it for all: what the
@@ -24,6 +39,15 @@ BLINK_DEV Flight Scheduler<Port>::prepare_prefill() {
 template <class Port>
 BLINK_DEV uint32_t Scheduler<Port>::look_up(const uint16_t* entry) {
     return port.sum(leader() ? port.load(entry) : 0);
+}
+
+// Shows that rows which decode wait for others' prefill.
+template <class Port>
+BLINK_DEV void Scheduler<Port>::pause_rows() {
+    for (uint32_t row = port.row_lane(); row < s.row_limit; row += port.lanes()) {
+        const uint32_t slot = s.row_slots[row];
+        if (slot != kNoSlot && request(slot).decoding) publish_later(request(slot), SlotState::kDecodePaused);
+    }
 }
 
 template <class Port>
@@ -68,14 +92,6 @@ BLINK_DEV void Scheduler<Port>::fill_prefill(uint32_t sequences) {
 }
 
 template <class Port>
-BLINK_DEV Flight Scheduler<Port>::prepare_decode() {
-    port.stamp(Moment::kDecided);
-    const uint32_t graph = look_up(&engine.decode_lookup[s.row_limit - 1]);
-    fill_decode(engine.graphs[graph].sequences);
-    return {true, Phase::kDecode, graph, s.row_limit, 0, 0};
-}
-
-template <class Port>
 BLINK_DEV void Scheduler<Port>::fill_decode(uint32_t rows) {
     const PhaseBuffers& decode = buffers(Phase::kDecode);
     for (uint32_t row = port.row_lane(); row < rows; row += port.lanes()) {
@@ -114,7 +130,7 @@ BLINK_DEV void Scheduler<Port>::fill_sampling(SamplingRow& row, uint32_t slot) c
     row.grammar_words = record.grammar_words;
     row.grammar_state = 0;
     row.grammar_length = 0;
-    row.kept = 0;
+    row.kept = r.kept;
     row.prompt_length = record.prompt_length;
     row.bias_count = record.bias_count;
     row.stop_count = record.stop_count;

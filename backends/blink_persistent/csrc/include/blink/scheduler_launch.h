@@ -9,8 +9,8 @@ template <class Port>
 BLINK_DEV void Scheduler<Port>::launch(Flight next) {
     port.sync();  // every lane's inputs are written
     if (leader()) {
-        const bool prefill = next.phase == Phase::kPrefill;
-        s.launches[static_cast<uint32_t>(next.phase)] += 1;
+        const bool decode_alone = next.phase == Phase::kDecode;
+        for (uint32_t part = first_part(next.phase); part < end_part(next.phase); ++part) s.launches[part] += 1;
         port.release();
         port.stamp(Moment::kFilled);
         LaunchResult result = port.launch(next.graph);
@@ -22,10 +22,11 @@ BLINK_DEV void Scheduler<Port>::launch(Flight next) {
         next.started_ns = port.now_ns();
         next.due_ns = next.started_ns + s.graph_ns[next.graph];
         s.flight = next;
-        s.prefilled_last = prefill;
+        s.prefilled_last = next.phase == Phase::kPrefill;
         s.window_launches += 1;
         count_launch(next);
-        trace(TraceKind::kLaunch, next.graph, next.sequences, prefill ? s.plan_tokens : s.decoding_count);
+        trace(TraceKind::kLaunch, next.graph, decode_alone ? next.rows : s.plan_count,
+              decode_alone ? s.decoding_count : s.plan_tokens);
         if (result != LaunchResult::kLaunched) {
             s.failed = 1;
             s.flight.active = false;
@@ -39,9 +40,12 @@ BLINK_DEV void Scheduler<Port>::launch(Flight next) {
 
 template <class Port>
 BLINK_DEV void Scheduler<Port>::count_launch(const Flight& launched) {
-    const bool prefill = launched.phase == Phase::kPrefill;
-    (prefill ? s.counters.prefill_launches : s.counters.decode_launches) += 1;
-    if (prefill) s.counters.prompt_tokens += s.plan_tokens;
+    switch (launched.phase) {
+        case Phase::kDecode: s.counters.decode_launches += 1; break;
+        case Phase::kPrefill: s.counters.prefill_launches += 1; break;
+        case Phase::kMixed: s.counters.mixed_launches += 1; break;
+    }
+    if (uses(launched.phase, Phase::kPrefill)) s.counters.prompt_tokens += s.plan_tokens;
     if (s.landed_ns != 0) {
         s.counters.gaps += 1;
         s.counters.gap_ns += launched.started_ns - s.landed_ns;

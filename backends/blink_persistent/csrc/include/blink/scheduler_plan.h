@@ -16,17 +16,23 @@ BLINK_DEV bool Scheduler<Port>::prefill_waits() const {
     return engine.rows_movable == 0 || blocks_for(request(slot), engine) + s.rows_used <= s.free_count;
 }
 
-// Packs sequences, oldest first, until tokens, sequences, rows or blocks run out. At most one
-// request is left computed in part, and it continues first.
+// Packs sequences, oldest first, until tokens, sequences, rows or blocks run out; while rows decode
+// no more than a chunk, for which they wait. At most one request is left computed in part, and it
+// continues first.
 template <class Port>
-BLINK_DEV bool Scheduler<Port>::plan_prefill() {
+BLINK_DEV bool Scheduler<Port>::plan_prefill(bool beside_decode) {
+    port.sync();  // every lane has read what an admission changes
     if (leader()) {
         s.plan_count = 0;
         s.plan_tokens = 0;
+        s.plan_rows = s.row_limit;
+        s.plan_budget = s.decoding_count > 0 ? engine.prefill_chunk : engine.max_prefill_tokens;
+        if (beside_decode && engine.max_mixed_tokens < s.plan_budget) s.plan_budget = engine.max_mixed_tokens;
+        const uint32_t most = beside_decode ? engine.mixed_sequences : engine.max_sequences;
         bool whole = s.partial == kNoSlot || plan_sequence(s.partial);
-        while (whole && s.plan_count < engine.max_sequences && prefill_waits()) {
+        while (whole && s.plan_count < most && prefill_waits()) {
             const uint32_t slot = first_waiting();
-            const uint32_t budget = engine.max_prefill_tokens - s.plan_tokens;
+            const uint32_t budget = s.plan_budget - s.plan_tokens;
             if (budget < prefill_length(request(slot), engine) && budget < 2) break;
             whole = admit(slot);
         }
@@ -67,7 +73,7 @@ template <class Port>
 BLINK_DEV bool Scheduler<Port>::plan_sequence(uint32_t slot) {
     const Request& r = request(slot);
     const uint32_t left = prefill_length(r, engine) - r.computed;
-    const uint32_t budget = engine.max_prefill_tokens - s.plan_tokens;
+    const uint32_t budget = s.plan_budget - s.plan_tokens;
     uint32_t tokens = left < budget ? left : budget;
     if (left - tokens == 1 && tokens > 1) tokens -= 1;
     s.plan[s.plan_count++] = {slot, r.computed, tokens, s.plan_tokens, 0, 0};

@@ -28,6 +28,7 @@ struct Request {
     uint32_t previous;
     int32_t row;
     int32_t last_token;
+    uint32_t kept;  // its sampling row's, while it has none among the decode rows
     SlotState state;
     Reason ending;  // set: to be completed at the next step boundary
     bool waiting;   // in a waiting queue
@@ -70,7 +71,7 @@ struct RowMove {
 enum class TraceKind : uint32_t {
     kClaim = 1,    // slot, ticket
     kAdmit = 2,    // slot, row
-    kLaunch = 3,   // graph, sequences, tokens
+    kLaunch = 3,   // graph, sequences, tokens; of a mixed step those of its prefill
     kEnd = 4,      // slot, ticket, reason
     kPreempt = 5,  // slot, ticket
     kMove = 6,     // from, to
@@ -87,7 +88,7 @@ struct Flight {
     bool active;
     Phase phase;
     uint32_t graph;
-    uint32_t sequences;
+    uint32_t rows;  // of its decode step; 0: it has none
     uint64_t started_ns;
     uint64_t due_ns;  // its end, if it takes as long as its graph took last
 };
@@ -97,6 +98,7 @@ struct Counters {
     uint64_t steps;
     uint64_t decode_launches;
     uint64_t prefill_launches;
+    uint64_t mixed_launches;
     uint64_t tail_launches;
     uint64_t launch_retries;
     uint64_t claims;
@@ -124,7 +126,7 @@ struct SchedulerState {
     uint32_t trace_count;
 
     WaitingQueue waiting[kPriorities];
-    uint32_t launches[kPhases];  // completion of a phase is due when its counter equals this
+    uint32_t launches[kPhases];  // of graphs that use a phase's buffers: the last has ended when `completion` is this
     Flight flight;
     Counters counters;
     uint32_t waiting_count;
@@ -135,6 +137,8 @@ struct SchedulerState {
     uint32_t partial;         // the one request whose prompt is computed in part, or kNoSlot
     uint32_t plan_count;
     uint32_t plan_tokens;
+    uint32_t plan_budget;  // tokens that the plan may have
+    uint32_t plan_rows;    // row_limit before the plan admitted anybody: rows that may decode beside it
     uint32_t retiring_count;
     uint32_t move_count;
     uint32_t event_count;
@@ -146,7 +150,7 @@ struct SchedulerState {
     Command command;
     bool accepting;
     bool row_ended;          // a request on a row has its ending set
-    bool prefilled_last;     // the last launch was a prefill
+    bool prefilled_last;     // the last launch was a prefill, and no mixed step
     bool completed_any;      // in this pass: a release may be waiting already
     bool dirty[kMaxRanges];  // ranges whose owner has something to read
 };

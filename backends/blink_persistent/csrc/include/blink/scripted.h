@@ -22,6 +22,12 @@ class ScriptedEngine {
     // Runs one launched graph on its step buffers.
     void step(const GraphKey& key) {
         if (step_time.count() > 0) std::this_thread::sleep_for(step_time);
+        for (uint32_t part = first_part(key.phase); part < end_part(key.phase); ++part)
+            step_part(part_of(key, static_cast<Phase>(part)));
+    }
+
+  private:
+    void step_part(const GraphKey& key) {
         const PhaseBuffers& b = tables_.buffers[static_cast<uint32_t>(key.phase)];
         for (uint32_t i = 0; i < key.sequences; ++i) {
             if (b.lengths[i] == 0) continue;
@@ -36,7 +42,6 @@ class ScriptedEngine {
         }
     }
 
-  private:
     void choose(Phase phase, uint32_t i, int32_t last) {
         const PhaseBuffers& b = tables_.buffers[static_cast<uint32_t>(phase)];
         uint64_t hash = 0;

@@ -39,17 +39,17 @@ inline std::vector<StepCopy> join_copies(std::vector<StepCopy> copies) {
     return joined;
 }
 
-// The copies for one key of the grid: as many entries as its sequences and tokens need, and the
-// error word. The device's completion counter is not among them: a synchronized stream tells it.
-inline StepCopies plan_copies(const GraphKey& key, uint32_t max_blocks, const PhaseBuffers& device,
+// The copies for one phase of a key of the grid (`part_of`): as many entries as its sequences and
+// tokens need, and the error word. The device's completion counter is not among them: a synchronized stream tells it.
+inline StepCopies plan_copies(const GraphKey& part, uint32_t max_blocks, const PhaseBuffers& device,
                               const PhaseBuffers& host) {
     const auto copy = [](auto* on_device, auto* on_host, size_t count) {
         return StepCopy{reinterpret_cast<uint64_t>(on_device), on_host, count * sizeof *on_host};
     };
-    const size_t n = key.sequences, top = n * kMaxTopLogprobs;
+    const size_t n = part.sequences, top = n * kMaxTopLogprobs;
     StepCopies copies;
     copies.inputs = join_copies({
-        copy(device.token_ids, host.token_ids, key.tokens),
+        copy(device.token_ids, host.token_ids, part.tokens),
         copy(device.start_positions, host.start_positions, n),
         copy(device.lengths, host.lengths, n),
         copy(device.rows, host.rows, n),
