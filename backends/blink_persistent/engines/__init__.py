@@ -101,10 +101,11 @@ class HostSampling(Protocol):
 class DeviceSampling(Protocol):
     """A sampler bound to an engine's step buffers on a GPU: the last kernel of each graph."""
 
-    def record(self, phase: int, count: int, stream: Any) -> None:
+    def record(self, phase: int, count: int, stream: Any, *, first: int = 0) -> None:
         """Enqueue it for the first `count` rows of a phase; it counts the step as completed.
 
-        A mixed graph ends with two: one for its rows, one for its prompts.
+        Their logits begin at row `first`. A mixed graph ends with two: one for its prompts, one
+        for its rows.
         """
         ...
 
@@ -119,7 +120,7 @@ class Sampler(Protocol):
     def device(self, gpu: Any, tables: Any, logits: int) -> DeviceSampling:
         """The sampler on a `Gpu`, for an engine's `EngineTables` and the logits' address.
 
-        `logits`: float32 [most rows or sequences, vocabulary_size]; a step may change them.
+        `logits`: float32 [most rows and sequences, vocabulary_size]; a step may change them.
         """
         ...
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from blink_persistent.gpu.driver import CudaError, Gpu, GraphRefused
-from blink_persistent.graph_grid import DECODE, GraphGrid, GraphKey
+from blink_persistent.graph_grid import PHASES, GraphGrid, GraphKey
 
 NOT_CAPTURED = 0
 """Stands for the executable of a graph that no table names yet."""
@@ -120,7 +120,7 @@ class GraphCapture:
 
 
 def _largest_first(keys: Sequence[GraphKey]) -> list[GraphKey]:
-    return sorted(keys, key=lambda key: (key.tokens, key.sequences), reverse=True)
+    return sorted(keys, key=lambda key: (key.all_tokens, key.sequences), reverse=True)
 
 
 @contextmanager
@@ -128,6 +128,6 @@ def _naming(key: GraphKey) -> Iterator[None]:
     try:
         yield
     except (CudaError, RuntimeError) as error:
-        name = "decode" if key.phase == DECODE else "prefill"
-        what = f"{name} step of {key.sequences} sequences, {key.tokens} tokens"
+        rows = f", {key.rows} rows" if key.rows else ""
+        what = f"{PHASES[key.phase]} step of {key.sequences} sequences, {key.tokens} tokens{rows}"
         raise CudaError(f"the {what} cannot be captured: {error}") from error

@@ -30,9 +30,12 @@ def cuda_version(
     context_length: int,
     eos_token_ids: Sequence[int] = (),
     memory_fraction: float = 0.9,
+    prefill_chunk: int | None = None,
 ) -> ModelVersion:
-    """A version of the engine `cuda`; `engine` are its options."""
+    """A version of the engine `cuda`; `engine` are its options, the rest its limits."""
     limits = {"context_length": context_length, "memory_fraction": memory_fraction}
+    if prefill_chunk is not None:
+        limits["prefill_chunk"] = prefill_chunk
     config = {
         "engine": {"name": "cuda", **engine},
         "limits": limits,

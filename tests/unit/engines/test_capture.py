@@ -10,9 +10,9 @@ import pytest
 
 from blink_persistent.engines.capture import BATCH, NOT_CAPTURED, GraphCapture
 from blink_persistent.gpu.driver import CudaError, GraphRefused
-from blink_persistent.graph_grid import DECODE, PREFILL, GraphKey, coarse_part, fine_grid
+from blink_persistent.graph_grid import DECODE, MIXED, PREFILL, GraphKey, coarse_part, fine_grid
 
-GRID = fine_grid(8, 256, max_sequences=2, granularity=16)
+GRID = fine_grid(8, 256, max_sequences=2, granularity=16, max_mixed_tokens=128)
 BYTES = 1000  # of an executable
 
 
@@ -53,7 +53,7 @@ class FakeRecorder:
 
 
 def name_of(key: GraphKey) -> str:
-    return f"{'dp'[key.phase]}{key.sequences}x{key.tokens}"
+    return f"{'dpm'[key.phase]}{key.sequences}x{key.tokens}+{key.rows}"
 
 
 def capture(gpu: FakeGpu, step: Callable[[GraphKey], Any] = name_of) -> GraphCapture:
@@ -69,8 +69,9 @@ def test_every_graph_is_captured_largest_first_and_kept_in_the_grids_order() -> 
     found.capture(range(len(GRID.keys)), told.append)
     assert found.executables == [name_of(key).upper() for key in GRID.keys]
     assert [source["owner"] for source in found.sources] == [name_of(key) for key in GRID.keys]
-    assert gpu.made[:2] == ["p2x256", "p1x256"]
-    assert gpu.made[-1] == "d1x1"
+    assert gpu.made[:2] == ["p2x256+0", "p1x256+0"]
+    assert gpu.made.index("m2x128+8") < gpu.made.index("p2x128+0")
+    assert gpu.made[-1] == "d1x1+0"
     assert (found.missing(), found.nbytes) == ([], BYTES * len(GRID.keys))
     assert told == sorted(told)
     assert told[-1] == 1.0
@@ -98,9 +99,16 @@ def test_each_key_is_warmed_up_by_the_step_that_is_given() -> None:
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_a_step_that_fails_is_named(warm: bool) -> None:
+@pytest.mark.parametrize(
+    ("failing", "name"),
+    [
+        (GraphKey(DECODE, 4, 4), "decode step of 4 sequences, 4 tokens"),
+        (GraphKey(MIXED, 2, 64, 8), "mixed step of 2 sequences, 64 tokens, 8 rows"),
+    ],
+)
+def test_a_step_that_fails_is_named(warm: bool, failing: GraphKey, name: str) -> None:
     def step(key: GraphKey) -> str:
-        if key == GraphKey(DECODE, 4, 4):
+        if key == failing:
             raise RuntimeError("no kernel image")
         return name_of(key)
 
@@ -112,9 +120,9 @@ def test_a_step_that_fails_is_named(warm: bool) -> None:
         else:
             found.capture(range(len(GRID.keys)), lambda part: None)
 
-    with pytest.raises(CudaError, match=r"decode step of 4 sequences, 4 tokens .*: no kernel"):
+    with pytest.raises(CudaError, match=f"{name} .*: no kernel"):
         begin()
-    assert GRID.keys.index(GraphKey(DECODE, 4, 4)) in found.missing()
+    assert GRID.keys.index(failing) in found.missing()
 
 
 def test_a_refused_graph_is_explained_by_who_recorded_it() -> None:

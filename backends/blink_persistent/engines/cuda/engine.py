@@ -124,15 +124,24 @@ def weight_bytes(architecture: Architecture) -> int:
 def fixed_bytes(options: CudaOptions, grid: GraphGrid) -> int:
     """Device memory of everything but KV."""
     shape = options.architecture
-    rows = max(grid.max_rows, grid.max_sequences)
-    work = workspace_bytes(shape, max(grid.max_rows, grid.max_prefill_tokens), rows)
-    scratch = scratch_bytes(rows, shape.vocabulary_size)
+    work = workspace_bytes(shape, most_tokens(grid), most_sampled(grid))
+    scratch = scratch_bytes(max(grid.max_rows, grid.max_sequences), shape.vocabulary_size)
     graphs = len(grid.keys) * _GRAPH_BYTES
     return weight_bytes(shape) + work + scratch + graphs + _RUNTIME_BYTES
 
 
+def most_tokens(grid: GraphGrid) -> int:
+    """Tokens of the largest step."""
+    return max(key.all_tokens for key in grid.keys)
+
+
+def most_sampled(grid: GraphGrid) -> int:
+    """Rows and sequences of the step that samples most."""
+    return max(key.sequences + key.rows for key in grid.keys)
+
+
 def workspace_bytes(shape: Architecture, tokens: int, rows: int) -> int:
-    """Device memory of a `Workspace` for so many tokens, and rows or sequences."""
+    """Device memory of a `Workspace` for so many tokens, and rows and sequences together."""
     heads = 3 * shape.heads + 2 * shape.kv_heads
     per_token = 8 * shape.hidden_size + _BYTES * heads * shape.head_dim + 8
     per_row = 4 * shape.vocabulary_size + _BYTES * shape.hidden_size + 4

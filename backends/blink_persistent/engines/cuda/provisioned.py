@@ -17,7 +17,7 @@ import torch
 from blink_persistent.engines import DeviceSampling, ProvisionLimits
 from blink_persistent.engines.capture import GraphCapture
 from blink_persistent.engines.captured import CapturedEngine
-from blink_persistent.engines.cuda.engine import choose_block_count
+from blink_persistent.engines.cuda.engine import choose_block_count, most_sampled, most_tokens
 from blink_persistent.engines.cuda.first_use import loading_in_slices
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cuts
@@ -32,6 +32,7 @@ from blink_persistent.engines.cuda.step_tensors import (
     device_inputs,
     device_words,
 )
+from blink_persistent.engines.cuda.steps import enqueue_step
 from blink_persistent.engines.cuda.weights import Weights, random_weights, read_weights
 from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, GraphKey
 from blink_server.backend import ModelVersion
@@ -87,13 +88,8 @@ class CudaProvisioned(CapturedEngine):
         self._enqueue(self.decoder, key)
 
     def _enqueue(self, decoder: Decoder, key: GraphKey) -> None:
-        inputs = self.inputs[key.phase]
-        if key.phase == DECODE:
-            decoder.decode(inputs, key.sequences)
-        else:
-            decoder.prefill(inputs, key.sequences, key.tokens)
         stream = torch.cuda.current_stream().cuda_stream
-        self.sampler.record(key.phase, key.sequences, stream)
+        enqueue_step(decoder, self.inputs, key, self.sampler, stream)
 
     def _capture_first(self, progress: Progress) -> None:
         began = time.monotonic()
@@ -162,12 +158,7 @@ class CudaProvisioned(CapturedEngine):
             weights=weights,
             rotary=rotary_tables(architecture, self.limits.context_length, device=device),
             cache=KvCache.allocate(architecture, self.block_count, options.block_size, **places),
-            work=Workspace.allocate(
-                architecture,
-                max(grid.max_rows, grid.max_prefill_tokens),
-                max(grid.max_rows, grid.max_sequences),
-                **places,
-            ),
+            work=Workspace.allocate(architecture, most_tokens(grid), most_sampled(grid), **places),
             kernels=FusedKernels(
                 architecture,
                 max_rows=grid.max_rows,

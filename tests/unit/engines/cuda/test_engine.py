@@ -12,10 +12,14 @@ import pytest
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.engine import (
     CudaEngine,
+    fixed_bytes,
     kv_entry_bytes,
+    most_sampled,
+    most_tokens,
     weight_bytes,
     workspace_bytes,
 )
+from blink_persistent.engines.cuda.options import read_options
 from blink_persistent.engines.cuda.weight_file import WEIGHT_FILE, write_weights
 from blink_persistent.graph_grid import default_grid
 from blink_server.backend import ModelVersion
@@ -111,6 +115,18 @@ def test_the_estimate_holds_weights_and_one_full_request(tmp_path: Path) -> None
     assert 16.06e9 + 1.07e9 < full < 20e9
     asked = CudaEngine().estimate(version(tmp_path, {**RANDOM, "block_count": 1000}, 4096))
     assert asked - short == (1000 - 65) * 64 * (128 << 10)
+
+
+def test_the_estimate_has_room_for_mixed_steps() -> None:
+    """Logits of sequences and of rows at once, and all their tokens."""
+    given = read_options(version(Path(), RANDOM))
+    plain = default_grid(64, 2048, max_sequences=8)
+    mixed = default_grid(64, 2048, max_sequences=8, max_mixed_tokens=2048)
+    assert (most_tokens(plain), most_sampled(plain)) == (2048, 64)
+    assert (most_tokens(mixed), most_sampled(mixed)) == (2048 + 64, 64 + 8)
+    work = [workspace_bytes(given.architecture, *most) for most in ((2048, 64), (2112, 72))]
+    graphs = (len(mixed.keys) - len(plain.keys)) * (3 << 20)
+    assert fixed_bytes(given, mixed) - fixed_bytes(given, plain) == work[1] - work[0] + graphs
 
 
 def test_no_estimate_of_a_version_with_problems(tmp_path: Path) -> None:
