@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from engine_steps import fill_decode, replay_us
+from engine_steps import replay_us
+from step_inputs import fill_decode
 
 from blink_persistent.engines.cuda.provisioned import CudaProvisioned
 from blink_persistent.gpu.device_scheduler import DeviceScheduler, Moment

@@ -9,8 +9,11 @@ steps. "scheduler": the same graphs launched by the persistent scheduler on the 
 engine's steps between two reads of the ring's counters, with requests that all decode; their KV
 grows by one entry a step. The floor is (weights read + KV read) / 4.58 TB/s, the vocabulary matmul
 included, the embedding not where it is a table of its own; of a mixture's experts those that this
-step's tokens, drawn at random, are really sent to. "kernels" are those of one step that
-was launched eagerly, by PyTorch's profiler.
+step's tokens, drawn at random, are really sent to; or its arithmetic at 989 TFLOP/s, where that
+takes longer. Prefill, of one prompt and of prompts of different length, also in TFLOP/s by the
+formula of `step_work.py`. "mixed": a chunk that continues a prompt of 512 tokens beside decode
+rows, next to the replays of the same as two steps. "kernels" are those of one step that was
+launched eagerly, by PyTorch's profiler.
 """
 
 from __future__ import annotations
@@ -20,59 +23,35 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from step_inputs import fill_decode, fill_prefill
+from step_work import Chunk, CountingKernels, floor_us, flop
 
-from blink_persistent.engines.cuda.engine import kv_entry_bytes, weight_bytes
+from blink_persistent.engines.cuda.model import Decoder
 from blink_persistent.engines.cuda.provisioned import CudaProvisioned
-from blink_persistent.gpu.structs import SamplingRow
-from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, GraphKey
+from blink_persistent.graph_grid import DECODE, MIXED, PREFILL, GraphGrid, GraphKey
 from blink_persistent.testing.cuda_harness import CudaHarness, cuda_version, provision
 from blink_persistent.testing.scripted_request import ScriptedRequest
 from blink_persistent.testing.scripted_shape import ScriptedShape
 
-BANDWIDTH = 4.58e12  # bytes a second, read
 ROWS = (1, 16, 64)
 CONTEXT_LENGTH = 2048
-PREFILLS = ((1, 1024), (8, 2048))
+PREFILLS = (
+    (1024,),
+    (2048,),
+    (256,) * 8,
+    (3, 61, 90, 150, 170, 180, 184, 186),
+    (15, 100, 145, 200, 250, 300, 400, 638),
+    (1800, 100, 60, 40, 20, 16, 8, 4),
+)  # tokens of each prompt; 1,024 or 2,048 together
+CHUNKS, CHUNK_START, MIXED_ROWS = (256, 512, 1024), 512, (16, 64)
 STEPS, RUNS = 50, 5
-ACTIVE = 1  # of a sampling row's flags
-
-
-def fill_decode(engine: CudaProvisioned, rows: int, context: int) -> None:
-    """All rows active, with `context` entries each and one token to come."""
-    inputs = engine.inputs[DECODE]
-    blocks = -(-(context + 1) // engine.limits.block_size)
-    order = torch.randperm(engine.block_count - 1, device="cuda")[: rows * blocks] + 1
-    inputs.block_tables[:rows, :blocks] = order.view(rows, blocks).int()
-    inputs.token_ids[:rows].random_(engine.limits.vocabulary_size)
-    inputs.start_positions[:rows] = context
-    inputs.lengths[:rows] = context + 1
-    fill_sampling(engine, DECODE, rows)
-
-
-def fill_prefill(engine: CudaProvisioned, sequences: int, tokens: int) -> None:
-    """Prompts of equal length from position 0."""
-    inputs, each = engine.inputs[PREFILL], tokens // sequences
-    blocks = -(-each // engine.limits.block_size)
-    order = torch.randperm(engine.block_count - 1, device="cuda")[: sequences * blocks] + 1
-    inputs.block_tables[:sequences, :blocks] = order.view(sequences, blocks).int()
-    inputs.start_positions.zero_()
-    inputs.lengths[:sequences] = each
-    inputs.cu_seqlens[: sequences + 1] = each * torch.arange(sequences + 1, device="cuda").int()
-    fill_sampling(engine, PREFILL, sequences)
-
-
-def fill_sampling(engine: CudaProvisioned, phase: int, count: int) -> None:
-    rows = np.zeros(count, SamplingRow)
-    rows["flags"] = ACTIVE
-    rows["top_p"] = rows["repetition_penalty"] = 1.0
-    engine.gpu.put(engine.tables.buffers[phase].sampling, rows)
-    torch.cuda.synchronize()
 
 
 def replay_us(engine: CudaProvisioned, key: GraphKey) -> float:
@@ -102,34 +81,65 @@ def kernels_of(engine: CudaProvisioned, key: GraphKey) -> list[dict[str, Any]]:
     return [{"name": e.key[:70], "calls": e.count, "us": e.self_device_time_total} for e in events]
 
 
-class CountingKernels:
-    """Kernels that also count the experts that a step's tokens are sent to, over all layers."""
-
-    def __init__(self, kernels: Any) -> None:
-        self._kernels, self.experts = kernels, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernels, name)
-
-    def choose_experts(self, scores: Any, entries: Any, room: Any) -> None:
-        self._kernels.choose_experts(scores, entries, room)
-        chosen = room.chosen[: len(scores)]
-        self.experts += len(chosen[chosen >= 0].unique())
-
-
-def floor_us(engine: CudaProvisioned, rows: int, context: int) -> float:
-    """Microseconds of a step whose inputs lie ready."""
+def touched_experts(engine: CudaProvisioned, step: Callable[[Decoder], Any]) -> int | None:
+    """Of the step whose inputs lie ready, over all layers; None for a model without experts."""
     shape = engine.decoder.architecture
-    table = 0 if shape.tied_embeddings else 2 * shape.vocabulary_size * shape.hidden_size
-    read = weight_bytes(shape) - table + rows * context * kv_entry_bytes(shape)
-    if shape.experts:
-        kernels: Any = CountingKernels(engine.decoder.kernels)
-        with torch.no_grad():
-            replace(engine.decoder, kernels=kernels).decode(engine.inputs[DECODE], rows)
-        each = 2 * 3 * shape.hidden_size * shape.intermediate_size
-        print("experts touched, of", shape.experts, kernels.experts / shape.layers, flush=True)
-        read -= each * (shape.layers * shape.experts - kernels.experts)
-    return 1e6 * read / BANDWIDTH
+    if not shape.experts:
+        return None
+    kernels: Any = CountingKernels(engine.decoder.kernels)
+    with torch.no_grad():
+        step(replace(engine.decoder, kernels=kernels))
+    print("experts touched, of", shape.experts, kernels.experts / shape.layers, flush=True)
+    return int(kernels.experts)
+
+
+def measure_decode(engine: CudaProvisioned, rows: int, context: int) -> dict[str, Any]:
+    key = GraphKey(DECODE, rows, rows)
+    fill_decode(engine, rows, context)
+    step = replay_us(engine, key)
+    experts = touched_experts(engine, lambda d: d.decode(engine.inputs[DECODE], rows))
+    chunks = [Chunk(context, 1)] * rows
+    floor = floor_us(engine.decoder.architecture, chunks, rows, experts)
+    row = {"rows": rows, "replay_us": step, "floor_us": floor, "share": floor / step}
+    return shown(row) | {"kernels": kernels_of(engine, key)}
+
+
+def measure_prefill(engine: CudaProvisioned, chunks: Sequence[Chunk]) -> dict[str, Any]:
+    tokens, shape = sum(c.tokens for c in chunks), engine.decoder.architecture
+    key = GraphKey(PREFILL, len(chunks), tokens)
+    fill_prefill(engine, chunks)
+    step = replay_us(engine, key)
+    work = flop(shape, chunks, len(chunks))
+    row = {
+        **{"sequences": len(chunks), "tokens": tokens, "longest": max(c.tokens for c in chunks)},
+        **{"replay_us": step, "tflop_per_s": work / step / 1e6},
+    }
+    return shown(row) | {"kernels": kernels_of(engine, key)}
+
+
+def measure_mixed(engine: CudaProvisioned, tokens: int, rows: int, context: int) -> dict[str, Any]:
+    """A chunk of a longer prompt, and rows that decode beside it."""
+    key, chunk = GraphKey(MIXED, 1, tokens, rows), Chunk(CHUNK_START, tokens)
+    fill_decode(engine, rows, context)
+    fill_prefill(engine, [chunk])
+    prefill, decode = engine.inputs[PREFILL], engine.inputs[DECODE]
+    experts = touched_experts(engine, lambda d: d.mixed(prefill, decode, 1, tokens, rows))
+    all_chunks = [chunk] + [Chunk(context, 1)] * rows
+    floor = floor_us(engine.decoder.architecture, all_chunks, 1 + rows, experts)
+    step = replay_us(engine, key)
+    in_turns = sum(
+        replay_us(engine, k) for k in (GraphKey(PREFILL, 1, tokens), GraphKey(DECODE, rows, rows))
+    )
+    row = {
+        **{"tokens": tokens, "rows": rows, "replay_us": step, "floor_us": floor},
+        **{"share": floor / step, "in_turns_us": in_turns, "saved_us": in_turns - step},
+    }
+    return shown(row) | {"kernels": kernels_of(engine, key)}
+
+
+def shown(row: dict[str, Any]) -> dict[str, Any]:
+    print({name: round(value, 3) for name, value in row.items()}, flush=True)
+    return row
 
 
 def scheduler_us(engine: CudaProvisioned, rows: int, context: int) -> float:
@@ -149,7 +159,7 @@ def scheduler_us(engine: CudaProvisioned, rows: int, context: int) -> float:
         harness.submit(requests)
         harness.scheduler.launch()
         launches = moment = 0.0
-        for until in (40, 240):
+        for until in (80, 280):  # all prompts are read by then
             before = launches, moment
             harness.wait_until(
                 lambda until=until: harness.ring.field("decode_launches") >= until, "steps"
@@ -159,13 +169,18 @@ def scheduler_us(engine: CudaProvisioned, rows: int, context: int) -> float:
     return 1e6 * (moment - before[1]) / (launches - before[0])
 
 
+def grid_to_measure() -> GraphGrid:
+    """A key for every step."""
+    prefills = {(len(lengths), sum(lengths)) for lengths in PREFILLS}
+    prefills |= {(1, chunk) for chunk in CHUNKS}
+    keys = [GraphKey(DECODE, rows, rows) for rows in ROWS]
+    keys += [GraphKey(PREFILL, *shape) for shape in sorted(prefills)]
+    keys += [GraphKey(MIXED, 1, chunk, rows) for chunk in CHUNKS for rows in MIXED_ROWS]
+    return GraphGrid(tuple(keys))
+
+
 def measure(model: str, context: int) -> dict[str, Any]:
-    grid = GraphGrid(
-        tuple(
-            [GraphKey(DECODE, rows, rows) for rows in ROWS]
-            + [GraphKey(PREFILL, *shape) for shape in PREFILLS]
-        )
-    )
+    grid = grid_to_measure()
     options = {"weights": "random", "model": model}
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
@@ -178,22 +193,15 @@ def measure(model: str, context: int) -> dict[str, Any]:
         "context": context,
         "provision_s": round(time.perf_counter() - began, 1),
         "bytes_per_graph": engine.captured.nbytes // len(grid.keys),
-        "decode": [],
-        "prefill": [],
     }
-    for rows in ROWS:
-        key = GraphKey(DECODE, rows, rows)
-        fill_decode(engine, rows, context)
-        step, floor = replay_us(engine, key), floor_us(engine, rows, context)
-        row = {"rows": rows, "replay_us": step, "floor_us": floor, "share": floor / step}
-        print(model, {name: round(value, 3) for name, value in row.items()}, flush=True)
-        found["decode"].append({**row, "kernels": kernels_of(engine, key)})
-    for sequences, tokens in PREFILLS:
-        key = GraphKey(PREFILL, sequences, tokens)
-        fill_prefill(engine, sequences, tokens)
-        row = {"sequences": sequences, "tokens": tokens, "replay_us": replay_us(engine, key)}
-        print(model, row, flush=True)
-        found["prefill"].append({**row, "kernels": kernels_of(engine, key)})
+    print(model, found, flush=True)
+    found["decode"] = [measure_decode(engine, rows, context) for rows in ROWS]
+    prompts = [[Chunk(0, tokens) for tokens in lengths] for lengths in PREFILLS]
+    continued = [[Chunk(CHUNK_START, tokens)] for tokens in CHUNKS]
+    found["prefill"] = [measure_prefill(engine, chunks) for chunks in prompts + continued]
+    found["mixed"] = [
+        measure_mixed(engine, tokens, rows, context) for tokens in CHUNKS for rows in MIXED_ROWS
+    ]
     for phase in (DECODE, PREFILL):
         engine.inputs[phase].lengths.zero_()
     engine.reset()
