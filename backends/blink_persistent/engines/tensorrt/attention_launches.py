@@ -1,7 +1,7 @@
 """Which kernels one attention layer launches for a step, in which grids, with which arguments.
 
 Everything follows from shapes that a graph's key fixes: lengths, tables and positions are read on
-the device. `csrc/tensorrt/paged_attention.cc` does the same in C++.
+the device. `csrc/tensorrt/attention_launches.h` does the same in C++.
 """
 
 from __future__ import annotations

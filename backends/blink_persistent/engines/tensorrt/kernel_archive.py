@@ -2,7 +2,7 @@
 
 Little-endian: the number of kernels (u32); for each its role, variant, warps, bytes of shared
 memory and bytes of code (u32 each) and its name (64 bytes, padded with zeros); then the code of
-all of them in the same order. `csrc/tensorrt/kernel_archive.h` reads the same.
+all of them in the same order. `csrc/tensorrt/attention_launches.h` reads the same.
 """
 
 from __future__ import annotations

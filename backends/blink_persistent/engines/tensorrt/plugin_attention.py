@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from blink_persistent import _native
 from blink_persistent.engines.tensorrt.attention import Attended
 from blink_persistent.engines.tensorrt.layers import Layers
 from blink_persistent.engines.tensorrt.paged_plugin import (
@@ -25,7 +26,7 @@ PYTHON, LIBRARY = "python", "library"
 OFFERERS = (PYTHON, LIBRARY)
 """Who may offer the plugin: this package's Python, or the library that was built with it."""
 
-LIBRARY_FILE = Path(__file__).resolve().parents[2] / "libblink_tensorrt.so"
+LIBRARY_FILE = Path(_native.__file__ or "").with_name("libblink_tensorrt.so")
 
 
 class PluginAttention:
@@ -69,7 +70,7 @@ def library_problem() -> str:
         return ""
     return (
         f"needs the plugin library {LIBRARY_FILE.name}, which this install was built without: "
-        f"build it with CMake option BLINK_TENSORRT=ON, or use {PYTHON!r}"
+        f"install it anew with TENSORRT_ROOT set, or use {PYTHON!r}"
     )
 
 
