@@ -48,7 +48,8 @@ class LoadedPlan:
         self._trt, self._path, self._logger = trt, path, message_log(trt)
         if options.plan.attention == PLUGIN:
             plugin_creator(trt, options.plugin)
-        self._runtime = trt.Runtime(self._logger)
+        self._title = options.flavour.title
+        self._runtime = self._start()
         self.engine: Engine = self._read(options.plan.file_bytes, report)
         self._check_tensors(options.plan.architecture.layers)
 
@@ -78,6 +79,12 @@ class LoadedPlan:
         self.__dict__.pop("engine", None)
         self.__dict__.pop("_runtime", None)
 
+    def _start(self) -> Any:
+        try:
+            return self._trt.Runtime(self._logger)
+        except RuntimeError as error:
+            raise Unavailable(f"{self._title} cannot start here: {error}") from error
+
     def _read(self, size: int, report: Callable[[float], None]) -> Engine:
         with self._path.open("rb") as file:
             reader = _reader_class(self._trt)(file, size, report)
@@ -86,7 +93,7 @@ class LoadedPlan:
             raise reader.error
         if engine is None:
             why = self._logger.explanation()
-            raise Unavailable(f"{self._path}: {self._trt.__name__} cannot load the plan: {why}")
+            raise Unavailable(f"{self._path}: {self._title} cannot load the plan: {why}")
         return engine
 
     def _check_tensors(self, layers: int) -> None:
