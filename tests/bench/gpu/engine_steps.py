@@ -50,7 +50,11 @@ PREFILLS = (
     (15, 100, 145, 200, 250, 300, 400, 638),
     (1800, 100, 60, 40, 20, 16, 8, 4),
 )  # tokens of each prompt; 1,024 or 2,048 together
-CHUNKS, CHUNK_START, MIXED_ROWS = (256, 512, 1024), 512, (16, 64)
+CHUNKS, CHUNK_START = (240, 256, 512, 1024), 512
+MIXED_STEPS = (
+    *((240, 16), (256, 16), (256, 64)),
+    *((512, 16), (512, 64), (1024, 16), (1024, 64)),
+)  # tokens of the chunk, rows; products may like 256 in all better than 272
 STEPS, RUNS = 50, 5
 
 
@@ -175,7 +179,7 @@ def grid_to_measure() -> GraphGrid:
     prefills |= {(1, chunk) for chunk in CHUNKS}
     keys = [GraphKey(DECODE, rows, rows) for rows in ROWS]
     keys += [GraphKey(PREFILL, *shape) for shape in sorted(prefills)]
-    keys += [GraphKey(MIXED, 1, chunk, rows) for chunk in CHUNKS for rows in MIXED_ROWS]
+    keys += [GraphKey(MIXED, 1, chunk, rows) for chunk, rows in MIXED_STEPS]
     return GraphGrid(tuple(keys))
 
 
@@ -199,9 +203,7 @@ def measure(model: str, context: int) -> dict[str, Any]:
     prompts = [[Chunk(0, tokens) for tokens in lengths] for lengths in PREFILLS]
     continued = [[Chunk(CHUNK_START, tokens)] for tokens in CHUNKS]
     found["prefill"] = [measure_prefill(engine, chunks) for chunks in prompts + continued]
-    found["mixed"] = [
-        measure_mixed(engine, tokens, rows, context) for tokens in CHUNKS for rows in MIXED_ROWS
-    ]
+    found["mixed"] = [measure_mixed(engine, *step, context) for step in MIXED_STEPS]
     for phase in (DECODE, PREFILL):
         engine.inputs[phase].lengths.zero_()
     engine.reset()
