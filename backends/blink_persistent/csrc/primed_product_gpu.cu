@@ -2,6 +2,7 @@
 //
 // A text before this one defines BLINK_PRODUCTS as one BLINK_PRODUCT for each way of cutting.
 #include "blink/lanes_gpu.h"
+#include "blink/primed_product.h"
 
 #define BLINK_PRODUCT(NAME, WARPS, TILES, ROW_TILES, WINDOWS, STAGES, GATED, OUT)                                   \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, 16 / WARPS)                                            \

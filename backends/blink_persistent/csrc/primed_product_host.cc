@@ -1,6 +1,7 @@
 // The kernel of primed_product.h on a host, for tests, block after block. A text before this one defines
 // BLINK_PRODUCTS as for primed_product_gpu.cu; each becomes a function of its name.
 #include "blink/lanes_host.h"
+#include "blink/primed_product.h"
 
 using blink::Faults, blink::HostBlock, blink::HostLanes, blink::PrimedProduct, blink::Product, blink::Range;
 
@@ -9,20 +10,10 @@ int run(const Product& product, uint32_t warps, uint32_t halves, bool copies_lat
     const uint32_t splits = product.depth / product.share;
     for (uint32_t number = 0; number < product.blocks * splits; ++number) {
         HostBlock block(number, warps, Kernel::kSharedBytes, copies_late, seed + number);
-        block.x = {product.x, size_t{2} * product.rows * product.depth};
-        block.weight = {product.weight, size_t{2} * halves * product.size * product.depth};
-        try {
-            block.fibers.run(32 * warps, [&](uint32_t thread) {
-                HostLanes lanes(block, thread);
-                Kernel(lanes, product).run();
-            });
-        } catch (const std::runtime_error&) {
-            return 1;
-        }
-        faults->early_reads += block.faults.early_reads;
-        faults->outside += block.faults.outside;
-        faults->misaligned += block.faults.misaligned;
-        faults->bank_conflicts += block.faults.bank_conflicts;
+        block.published = {{product.x, size_t{2} * product.rows * product.depth}};
+        block.constant = {{product.weight, size_t{2} * halves * product.size * product.depth}};
+        if (!block.run([&](HostLanes& lanes) { Kernel(lanes, product).run(); })) return 1;
+        faults->add(block.faults);
     }
     return 0;
 }

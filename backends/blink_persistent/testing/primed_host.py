@@ -1,4 +1,4 @@
-"""Products in CUDA C++ run lane by lane on this host (primed_product_host.cc)."""
+"""Kernels in CUDA C++ run lane by lane on this host: primed_product_host.cc and its like."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from blink_persistent.engines.cuda.kernels.primed_attention_cut import (
+    AttentionCall,
+    AttentionCut,
+    attention_code,
+)
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel, primed_code
 from blink_persistent.samplers.host_compile import compile_host_library
 
@@ -65,6 +70,36 @@ class HostProducts:
         stuck = kernel(
             *map(ctypes.c_void_p, arrays),
             *(rows, size, depth, depth // cut.splits, cut.blocks),
+            *(ctypes.c_bool(way.copies_late), way.seed, ctypes.byref(faults)),
+        )
+        assert not stuck
+        assert not faults.found()
+
+
+class HostAttention:
+    """The compiled attention, for heads of a size."""
+
+    def __init__(self, cuts: Iterable[AttentionCut], head_dim: int) -> None:
+        """Raises EngineFailure with the compiler's words."""
+        code = attention_code(cuts, head_dim)
+        library = compile_host_library("primed_attention_host.cc", code)
+        self._library, self._head_dim = ctypes.CDLL(str(library)), head_dim
+
+    def shared_bytes(self, cut: AttentionCut) -> int:
+        """What the kernel itself says it needs."""
+        name = cut.kernel_name(self._head_dim)
+        return int(getattr(self._library, name)(None, None, False, 0, None))
+
+    def run(
+        self, cut: AttentionCut, call: AttentionCall, pages: int, context: int, way: Way = Way()
+    ) -> None:
+        """For KV of so many blocks, and tables of so many positions.
+
+        Fails where lanes wait for good, or a fault happened.
+        """
+        faults, bounds = Faults(), (ctypes.c_uint32 * 2)(pages, context)
+        stuck = getattr(self._library, cut.kernel_name(self._head_dim))(
+            *(ctypes.byref(call), bounds),
             *(ctypes.c_bool(way.copies_late), way.seed, ctypes.byref(faults)),
         )
         assert not stuck

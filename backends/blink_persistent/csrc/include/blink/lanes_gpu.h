@@ -1,7 +1,7 @@
-// What primed_product.h asks of a port, on a GPU of compute capability 9.0 or more.
+// What primed_product.h and primed_attention.h ask of a port, on a GPU of compute capability 9.0 or more.
 #pragma once
 
-#include "primed_product.h"
+#include "lanes.h"
 
 namespace blink {
 
@@ -14,6 +14,11 @@ class GpuLanes {
     __device__ static uint32_t block() { return blockIdx.x; }
     __device__ void* shared() const { return shared_; }
     __device__ static void sync() { __syncthreads(); }
+    __device__ static void sync_warp() { __syncwarp(); }
+    __device__ static float exchange(float value, uint32_t lane) { return __shfl_sync(0xffffffffu, value, lane); }
+    __device__ static float exchange_xor(float value, uint32_t mask) {
+        return __shfl_xor_sync(0xffffffffu, value, mask);
+    }
 
     __device__ static void let_next_in() { asm volatile("griddepcontrol.launch_dependents;"); }
     __device__ static void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -36,12 +41,35 @@ class GpuLanes {
         const uint4 value = __ldcg(reinterpret_cast<const uint4*>(from));
         return {value.x, value.y, value.z, value.w};
     }
+    template <class Value>
+    __device__ static Value fetch(const Value* from) {
+        return __ldcg(from);
+    }
     __device__ static Chunk read(const Chunk* from) {
         const uint4 value = *reinterpret_cast<const uint4*>(from);
         return {value.x, value.y, value.z, value.w};
     }
     __device__ static void write(Chunk* to, const Chunk& value) {
         *reinterpret_cast<uint4*>(to) = make_uint4(value.word[0], value.word[1], value.word[2], value.word[3]);
+    }
+
+    __device__ static Chunk read_transposed(const Chunk* row) {
+        Chunk value;
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
+                     : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
+                     : "memory");
+        return value;
+    }
+
+    __device__ uint32_t arrive(uint32_t* counter) {
+        __shared__ uint32_t before;
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) before = atomicAdd(counter, 1u);
+        __syncthreads();
+        __threadfence();
+        return before;
     }
 
     __device__ static void multiply(float (&sums)[4], const uint32_t (&a)[4], const uint32_t* b) {

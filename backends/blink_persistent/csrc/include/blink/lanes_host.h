@@ -1,4 +1,4 @@
-// What primed_product.h asks of a port, on a host, as the PTX manual describes it: for tests.
+// What primed_product.h and primed_attention.h ask of a port, on a host, as the PTX manual describes it: for tests.
 //
 // Copies are made as late as they may be, or at once, as a test asks: the one finds reads that do
 // not wait, the other finds stages that are filled while they are read. Shared memory begins as
@@ -6,7 +6,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <deque>
 #include <limits>
@@ -14,26 +13,31 @@
 #include <vector>
 
 #include "fibers.h"
-#include "primed_product.h"
+#include "lanes.h"
 
 namespace blink {
-
-inline float float_of(uint32_t bits) { return std::bit_cast<float>(bits << 16); }
 
 struct Faults {
     uint32_t early_reads = 0;     // of what the kernel ahead writes
     uint32_t outside = 0;         // of an array or of shared memory
     uint32_t misaligned = 0;      // accesses of 16 bytes
     uint32_t bank_conflicts = 0;  // of 8 lanes that are served at once
+
+    void add(const Faults& other) {
+        early_reads += other.early_reads;
+        outside += other.outside;
+        misaligned += other.misaligned;
+        bank_conflicts += other.bank_conflicts;
+    }
 };
 
 struct Range {
     const void* begin;
     size_t bytes;
 
-    bool holds(const void* at) const {
+    bool holds(const void* at, size_t count) const {
         const auto from = reinterpret_cast<uintptr_t>(begin), place = reinterpret_cast<uintptr_t>(at);
-        return place >= from && place + sizeof(Chunk) <= from + bytes;
+        return place >= from && place + count <= from + bytes;
     }
 };
 
@@ -46,8 +50,14 @@ struct HostBlock {
         for (uint32_t i = 0; i < warps; ++i) this->warps.emplace_back(fibers);
     }
 
+    // `work(lanes)` by every thread. False where some wait for good.
+    template <class Work>
+    bool run(Work work);
+
     struct Fragments {
         uint32_t a[4], b[2];
+        float value;
+        const Chunk* row;
     };
 
     struct Warp {
@@ -62,8 +72,10 @@ struct HostBlock {
     Fibers fibers;
     Fibers::Barrier barrier;
     std::vector<Chunk> shared;
+    uint32_t before = 0;  // a counter's number that one thread tells all
     std::deque<Warp> warps;
-    Range x{}, weight{};
+    std::vector<Range> constant;   // what copies and loads may read at any time
+    std::vector<Range> published;  // what the kernel ahead writes
     Faults faults;
 };
 
@@ -75,12 +87,19 @@ class HostLanes {
     uint32_t block() const { return block_.number; }
     void* shared() { return block_.shared.data(); }
     void sync() { block_.barrier.arrive_and_wait(); }
+    void sync_warp() { warp_.barrier.arrive_and_wait(); }
+    float exchange(float value, uint32_t lane) {
+        auto& lanes = next_lanes();
+        lanes[thread_ % 32].value = value;
+        warp_.barrier.arrive_and_wait();
+        return lanes[lane].value;
+    }
+    float exchange_xor(float value, uint32_t mask) { return exchange(value, thread_ % 32 ^ mask); }
     void let_next_in() {}
     void await_previous() { awaited_ = true; }
 
     void copy(Chunk* to, const uint16_t* from) {
-        if (!check(block_.weight, from) && !check(block_.x, from)) block_.faults.outside += 1;
-        if (check(block_.x, from) && !awaited_) block_.faults.early_reads += 1;
+        check_source(from, sizeof *to);
         if (block_.copies_late)
             open_.push_back({checked(to), from});
         else
@@ -94,11 +113,15 @@ class HostLanes {
     }
 
     Chunk load(const uint16_t* from) {
-        if (!awaited_) block_.faults.early_reads += 1;
-        if (!check(block_.x, from)) block_.faults.outside += 1;
+        check_source(from, sizeof(Chunk));
         Chunk value;
         std::memcpy(&value, from, sizeof value);
         return value;
+    }
+    template <class Value>
+    Value fetch(const Value* from) {
+        check_source(from, sizeof *from);
+        return *from;
     }
     Chunk read(const Chunk* from) {
         note_read(from);
@@ -106,11 +129,37 @@ class HostLanes {
     }
     void write(Chunk* to, const Chunk& value) { *checked(to) = value; }
 
+    // Lane 8 * i + j tells row j of matrix i; word i of lane 4 * g + t is elements g of rows 2 * t
+    // and 2 * t + 1 of that matrix.
+    Chunk read_transposed(const Chunk* row) {
+        note_read(row);
+        auto& lanes = next_lanes();
+        lanes[thread_ % 32].row = checked(row);
+        warp_.barrier.arrive_and_wait();
+        const uint32_t g = thread_ % 32 / 4, t = thread_ % 4;
+        Chunk value;
+        for (uint32_t i = 0; i < 4; ++i) {
+            const uint32_t first = lanes[8 * i + 2 * t].row->word[g / 2],
+                           second = lanes[8 * i + 2 * t + 1].row->word[g / 2];
+            const uint32_t shift = g % 2 * 16;
+            value.word[i] = (first >> shift & 0xffff) | (second >> shift & 0xffff) << 16;
+        }
+        return value;
+    }
+
+    // Blocks run one after the other, so that there is nothing to order.
+    uint32_t arrive(uint32_t* counter) {
+        sync();
+        if (thread_ == 0) block_.before = (*counter)++;
+        sync();
+        return block_.before;
+    }
+
     // Lane 4 * g + t holds of a, [16, 16]: rows g, g + 8, g, g + 8 and columns 2 * t on, twice,
     // then 2 * t + 8 on; of b, [16, 8]: rows 2 * t on and 2 * t + 8 on of column g; of the sums,
     // [16, 8]: columns 2 * t on of row g, then of row g + 8.
     void multiply(float (&sums)[4], const uint32_t (&a)[4], const uint32_t* b) {
-        auto& lanes = warp_.lanes[parity_ ^= 1];
+        auto& lanes = next_lanes();
         HostBlock::Fragments& own = lanes[thread_ % 32];
         std::copy_n(a, 4, own.a);
         std::copy_n(b, 2, own.b);
@@ -131,15 +180,20 @@ class HostLanes {
         const uint16_t* from;
     };
 
-    bool check(const Range& range, const void* at) {
-        if (reinterpret_cast<uintptr_t>(at) % sizeof(Chunk) != 0) block_.faults.misaligned += 1;
-        return range.holds(at);
+    void check_source(const void* at, size_t count) {
+        const auto holds = [at, count](const Range& range) { return range.holds(at, count); };
+        if (reinterpret_cast<uintptr_t>(at) % count != 0) block_.faults.misaligned += 1;
+        if (std::ranges::any_of(block_.published, holds))
+            block_.faults.early_reads += awaited_ ? 0u : 1u;
+        else if (!std::ranges::any_of(block_.constant, holds))
+            block_.faults.outside += 1;
     }
 
     // Itself; the first chunk where it lies outside.
     template <class Pointer>
     Pointer checked(Pointer at) {
-        if (check({block_.shared.data(), 16 * block_.shared.size()}, at)) return at;
+        if (reinterpret_cast<uintptr_t>(at) % sizeof(Chunk) != 0) block_.faults.misaligned += 1;
+        if (Range{block_.shared.data(), 16 * block_.shared.size()}.holds(at, sizeof(Chunk))) return at;
         block_.faults.outside += 1;
         return block_.shared.data();
     }
@@ -154,6 +208,9 @@ class HostLanes {
         if (reads.size() == 8) warp_.reads[quarter].erase(number);
     }
 
+    // Those of two successive exchanges lie apart, so that one barrier is enough.
+    HostBlock::Fragments (&next_lanes())[32] { return warp_.lanes[parity_ ^= 1]; }
+
     HostBlock& block_;
     HostBlock::Warp& warp_;
     const uint32_t thread_;
@@ -163,5 +220,18 @@ class HostLanes {
     std::vector<Copy> open_;
     std::deque<std::vector<Copy>> groups_;
 };
+
+template <class Work>
+bool HostBlock::run(Work work) {
+    try {
+        fibers.run(static_cast<uint32_t>(32 * warps.size()), [&](uint32_t thread) {
+            HostLanes lanes(*this, thread);
+            work(lanes);
+        });
+    } catch (const std::runtime_error&) {
+        return false;
+    }
+    return true;
+}
 
 }  // namespace blink

@@ -15,17 +15,9 @@
 //   sync()                          all threads of the block
 #pragma once
 
-#include "types.h"
-
-#ifndef __CUDACC_RTC__
-#include <math.h>
-#endif
+#include "lanes.h"
 
 namespace blink {
-
-struct alignas(16) Chunk {
-    uint32_t word[4];  // two bfloat16 each
-};
 
 // Of a kernel. Shapes: x [rows, depth], weight [size, depth], or [2 * size, depth] where gated,
 // both bfloat16; out [depth / share, rows, size].
@@ -39,20 +31,6 @@ struct Product {
     uint32_t share;   // of a split, a multiple of kDepth
     uint32_t blocks;  // of a split; the grid has so many times the splits
 };
-
-BLINK_DEV inline void store_feature(float* out, float value) { *out = value; }
-
-// Rounded to nearest, ties to even; a NaN stays one.
-BLINK_DEV inline void store_feature(uint16_t* out, float value) {
-    uint32_t bits;
-#ifdef __CUDA_ARCH__
-    bits = __float_as_uint(value);
-#else
-    __builtin_memcpy(&bits, &value, sizeof bits);
-#endif
-    const uint32_t rounded = bits + 0x7fffu + (bits >> 16 & 1u);
-    *out = static_cast<uint16_t>((value != value ? bits | 0x400000u : rounded) >> 16);
-}
 
 BLINK_DEV inline float silu(float value) {
 #ifdef __CUDA_ARCH__

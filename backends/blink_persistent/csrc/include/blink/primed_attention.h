@@ -1,0 +1,355 @@
+// Attention of one query a row over paged KV, whose entries are on their way before the kernel
+// ahead, the projection of queries, keys and values, has ended. Rotation of the new token's heads,
+// its append to the KV and the sum over splits are part of it.
+//
+// One source for the GPU (lanes_gpu.h) and, lane by lane, for the host that tests it
+// (lanes_host.h). Beside what primed_product.h asks for, a Port must offer:
+//
+//   sync_warp()                     the threads of a warp
+//   exchange(value, lane), exchange_xor(value, mask)
+//                                   another lane's value; all lanes of the warp take part
+//   read_transposed(row)            ldmatrix.x4.trans
+//   fetch(global)                   a value that the kernel ahead, or another block, wrote
+//   arrive(counter)                 atomic, all threads of the block: its number before; what was
+//                                   written before is seen by who arrives later
+#pragma once
+
+#include "lanes.h"
+
+namespace blink {
+
+// Of a kernel. Heads of one group share a key and a value.
+struct AttentionCall {
+    const float* qkv;          // [parts, rows, (heads + 2 * kv_heads) * head_dim], without the bias
+    const uint16_t* bias;      // bfloat16 [(heads + 2 * kv_heads) * head_dim], or null
+    const uint16_t* q_norm;    // bfloat16 [head_dim], or null
+    const uint16_t* k_norm;    // the same
+    const float* cos;          // [context, head_dim / 2]
+    const float* sin;          // the same
+    const int32_t* positions;  // [rows]
+    const int32_t* entries;    // [rows], -1: not to be appended
+    const int32_t* lengths;    // [rows], the new token included; 0: an inactive row
+    const int32_t* tables;     // [rows, max_blocks]
+    uint16_t* keys;            // bfloat16 [blocks, kv_heads, block_size, head_dim]
+    uint16_t* values;          // the same
+    float* partial;            // [rows * heads, splits, head_dim]
+    float* log_sums;           // [rows * heads, splits], to base 2
+    uint32_t* arrived;         // [rows * kv_heads], zero, and left so
+    uint16_t* out;             // bfloat16 [rows, heads * head_dim]
+    float scale;               // of the scores, times log2(e)
+    float epsilon;
+    uint32_t parts, rows, heads, kv_heads, max_blocks, block_size, splits;
+};
+
+// A block computes one split of one row's group, up to 8 heads, with a warp's own tiles of 16
+// entries, kStages of them in shared memory or on their way. The last split has the new token.
+//
+// Fragments are those of primed_product.h: scores are queries, 16 rows of which 8 are used, times
+// 8 entries; the mixture is transposed values, 16 elements of a head, times 8 heads.
+template <class Port, uint32_t kWarps, uint32_t kHeadDim, uint32_t kStages>
+class PrimedAttention {
+  public:
+    static constexpr uint32_t kThreads = 32 * kWarps;
+    static constexpr uint32_t kRowChunks = kHeadDim / 8;
+    static constexpr uint32_t kTileChunks = 16 * kRowChunks;  // of keys, or of values
+    static constexpr uint32_t kWarpChunks = kStages * 2 * kTileChunks;
+    static constexpr uint32_t kMostGroup = 8;
+    static constexpr uint32_t kSharedBytes = 16 * (kWarps * kWarpChunks + (kMostGroup + 2) * kRowChunks);
+    static_assert(kHeadDim == 64 || kHeadDim == 128);
+
+    BLINK_DEV PrimedAttention(Port& port, const AttentionCall& a)
+        : port_(port), a_(a), warp_(port.thread() / 32), lane_(port.thread() % 32), group_(a.heads / a.kv_heads),
+          split_(port.block() % a.splits), kv_head_(port.block() / a.splits % a.kv_heads),
+          row_(port.block() / a.splits / a.kv_heads), stages_(static_cast<Chunk*>(port.shared()) + warp_ * kWarpChunks),
+          heads_(static_cast<Chunk*>(port.shared()) + kWarps * kWarpChunks) {}
+
+    BLINK_DEV void run() {
+        port_.let_next_in();
+        const uint32_t length = static_cast<uint32_t>(a_.lengths[row_]);
+        const uint32_t old = length > 0 ? length - 1 : 0;
+        const uint32_t share = (old + 16 * kWarps * a_.splits - 1) / (16 * kWarps * a_.splits) * 16 * kWarps;
+        const uint32_t begin = least(split_ * share, old), end = least(begin + share, old);
+        const bool has_new = length > 0 && split_ == a_.splits - 1;
+        uint32_t ahead = begin + 16 * warp_;
+        for (uint32_t stage = 0; stage < kStages; ++stage, ahead += 16 * kWarps) load(stage, ahead, end);
+        port_.await_previous();
+        project(has_new);
+        port_.sync();
+        read_queries();
+        uint32_t stage = 0;
+        for (uint32_t at = begin + 16 * warp_; at < end; at += 16 * kWarps, ahead += 16 * kWarps) {
+            port_.template wait_copies<kStages - 1>();
+            port_.sync_warp();
+            attend(stage, end - at);
+            port_.sync_warp();
+            load(stage, ahead, end);
+            stage = stage + 1 == kStages ? 0 : stage + 1;
+        }
+        if (has_new && warp_ == 0) attend_new();
+        join_warps();
+    }
+
+  private:
+    static constexpr uint32_t kHalf = kHeadDim / 2;
+
+    BLINK_DEV static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+    // Where chunk `chunk` of an entry lies in its tile: of a key as in primed_product.h; of a value
+    // so that 8 lanes that read the same chunk of 8 entries find it in different banks.
+    BLINK_DEV static uint32_t key_place(uint32_t row, uint32_t chunk) {
+        return row * kRowChunks + (chunk ^ (row % 2 * 4));
+    }
+    BLINK_DEV static uint32_t value_place(uint32_t row, uint32_t chunk) { return row * kRowChunks + (chunk ^ row % 8); }
+
+    BLINK_DEV Chunk* tile(uint32_t stage, bool values) const {
+        return stages_ + (2 * stage + (values ? 1 : 0)) * kTileChunks;
+    }
+
+    // The warp's tile from entry `at` on. What is behind `end` is zero: its weight is, too.
+    BLINK_DEV void load(uint32_t stage, uint32_t at, uint32_t end) {
+        if (at < end) {
+            const auto block = static_cast<uint64_t>(a_.tables[row_ * a_.max_blocks + at / a_.block_size]);
+            const uint64_t first = (block * a_.kv_heads + kv_head_) * a_.block_size + at % a_.block_size;
+#pragma unroll
+            for (uint32_t i = lane_; i < kTileChunks; i += 32) {
+                const uint32_t row = i / kRowChunks, chunk = i % kRowChunks;
+                load_chunk(tile(stage, false) + key_place(row, chunk), a_.keys, first, row, chunk, at + row < end);
+                load_chunk(tile(stage, true) + value_place(row, chunk), a_.values, first, row, chunk, at + row < end);
+            }
+        }
+        port_.commit();
+    }
+
+    BLINK_DEV void load_chunk(Chunk* to, const uint16_t* pages, uint64_t first, uint32_t row, uint32_t chunk,
+                              bool known) {
+        if (known)
+            port_.copy(to, pages + (first + row) * kHeadDim + 8 * chunk);
+        else
+            port_.write(to, Chunk{});
+    }
+
+    // A warp a head: the group's queries, and where the new token is, its key and its value.
+    BLINK_DEV void project(bool has_new) {
+        for (uint32_t i = port_.thread(); i < kMostGroup * kRowChunks; i += kThreads)
+            if (i >= group_ * kRowChunks) port_.write(heads_ + i, Chunk{});
+        for (uint32_t head = warp_; head < group_ + (has_new ? 2 : 0); head += kWarps) {
+            const bool is_query = head<group_, is_value = head> group_;
+            const uint32_t first = is_query ? kv_head_ * group_ + head : a_.heads + kv_head_;
+            float low[2], high[2];
+            sum_parts((first + (is_value ? a_.kv_heads : 0)) * kHeadDim, low, high);
+            if (!is_value) turn(is_query ? a_.q_norm : a_.k_norm, low, high);
+            if (2 * lane_ < kHalf) keep(is_query ? head : kMostGroup + head - group_, low, high);
+        }
+    }
+
+    // Two elements of each half of a head, and their parts in the same order as elsewhere.
+    BLINK_DEV void sum_parts(uint32_t place, float (&low)[2], float (&high)[2]) {
+        const uint32_t width = (a_.heads + 2 * a_.kv_heads) * kHeadDim;
+        const uint32_t i = 2 * lane_ < kHalf ? 2 * lane_ : 0;
+        low[0] = low[1] = high[0] = high[1] = 0.0f;
+#pragma unroll 4
+        for (uint32_t part = 0; part < a_.parts; ++part) {
+            const float* from = a_.qkv + (static_cast<uint64_t>(part) * a_.rows + row_) * width + place + i;
+#pragma unroll
+            for (uint32_t j = 0; j < 2; ++j) {
+                low[j] += port_.fetch(from + j);
+                high[j] += port_.fetch(from + kHalf + j);
+            }
+        }
+        if (a_.bias == nullptr) return;
+        for (uint32_t j = 0; j < 2; ++j) {
+            low[j] += float_of(a_.bias[place + i + j]);
+            high[j] += float_of(a_.bias[place + i + kHalf + j]);
+        }
+    }
+
+    // The head's norm, if it has one, and the rotation of each element with that in the other half.
+    BLINK_DEV void turn(const uint16_t* gain, float (&low)[2], float (&high)[2]) {
+        const bool used = 2 * lane_ < kHalf;
+        const uint32_t i = used ? 2 * lane_ : 0;
+        if (gain != nullptr) {
+            float square = used ? low[0] * low[0] + low[1] * low[1] + high[0] * high[0] + high[1] * high[1] : 0.0f;
+            for (uint32_t mask = 16; mask > 0; mask /= 2) square += port_.exchange_xor(square, mask);
+            const float scale = 1.0f / sqrtf(square / kHeadDim + a_.epsilon);
+            for (uint32_t j = 0; j < 2; ++j) {
+                low[j] *= scale * float_of(gain[i + j]);
+                high[j] *= scale * float_of(gain[i + kHalf + j]);
+            }
+        }
+        const uint64_t at = static_cast<uint64_t>(port_.fetch(a_.positions + row_)) * kHalf + i;
+        for (uint32_t j = 0; j < 2; ++j) {
+            const float c = a_.cos[at + j], s = a_.sin[at + j], first = low[j], second = high[j];
+            low[j] = first * c - second * s;
+            high[j] = second * c + first * s;
+        }
+    }
+
+    // In row `row` of the heads: queries, then from kMostGroup on the key and the value, which are
+    // appended to the pages too.
+    BLINK_DEV void keep(uint32_t row, const float (&low)[2], const float (&high)[2]) {
+        const uint32_t words[2] = {pack_bfloat16(low[0], low[1]), pack_bfloat16(high[0], high[1])};
+        uint32_t* page = nullptr;
+        const int32_t entry = row < kMostGroup ? -1 : port_.fetch(a_.entries + row_);
+        if (entry >= 0) {
+            const uint64_t block = static_cast<uint32_t>(entry) / a_.block_size;
+            const uint64_t place = (block * a_.kv_heads + kv_head_) * a_.block_size + entry % a_.block_size;
+            page = reinterpret_cast<uint32_t*>((row == kMostGroup ? a_.keys : a_.values) + place * kHeadDim);
+        }
+        for (uint32_t half = 0; half < 2; ++half) {
+            const uint32_t element = half * kHalf + 2 * lane_;
+            heads_[key_place(row, element / 8)].word[element % 8 / 2] = words[half];
+            if (page != nullptr) page[element / 2] = words[half];
+        }
+    }
+
+    BLINK_DEV void read_queries() {
+        const uint32_t g = lane_ / 4, t = lane_ % 4;
+#pragma unroll
+        for (uint32_t window = 0; window < kHeadDim / 32; ++window)
+            queries_[window] = port_.read(heads_ + key_place(g, 4 * window + t));
+        best_ = -infinity();
+        total_ = 0.0f;
+#pragma unroll
+        for (uint32_t i = 0; i < kHeadDim / 4; ++i) mixed_[i / 4][i % 4] = 0.0f;
+    }
+
+    // The new token's key and value as the only entry of a tile.
+    BLINK_DEV void attend_new() {
+        port_.template wait_copies<0>();
+        port_.sync_warp();
+        for (uint32_t i = lane_; i < kTileChunks; i += 32) {
+            const uint32_t row = i / kRowChunks, chunk = i % kRowChunks;
+            const Chunk *key = heads_ + key_place(kMostGroup, chunk),
+                        *value = heads_ + key_place(kMostGroup + 1, chunk);
+            port_.write(tile(0, false) + key_place(row, chunk), row == 0 ? *key : Chunk{});
+            port_.write(tile(0, true) + value_place(row, chunk), row == 0 ? *value : Chunk{});
+        }
+        port_.sync_warp();
+        attend(0, 1);
+    }
+
+    BLINK_DEV void attend(uint32_t stage, uint32_t known) {
+        const uint32_t g = lane_ / 4, t = lane_ % 4;
+        float scores[2][4] = {};
+#pragma unroll
+        for (uint32_t window = 0; window < kHeadDim / 32; ++window) {
+            const Chunk& q = queries_[window];
+            const uint32_t first[4] = {q.word[0], 0, q.word[1], 0}, second[4] = {q.word[2], 0, q.word[3], 0};
+#pragma unroll
+            for (uint32_t half = 0; half < 2; ++half) {
+                const Chunk key = port_.read(tile(stage, false) + key_place(8 * half + g, 4 * window + t));
+                port_.multiply(scores[half], first, key.word);
+                port_.multiply(scores[half], second, key.word + 2);
+            }
+        }
+        // Of head g: entries 2 * t and 2 * t + 1, and those 8 further.
+        float now = best_;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            float& score = scores[i / 2][i % 2];
+            score = i / 2 * 8 + 2 * t + i % 2 < known ? score * a_.scale : -infinity();
+            now = fmaxf(now, score);
+        }
+        now = fmaxf(now, port_.exchange_xor(now, 1));
+        now = fmaxf(now, port_.exchange_xor(now, 2));
+        const float fade = exp2f(best_ - now);
+        uint32_t weights[2];
+        total_ *= fade;
+#pragma unroll
+        for (uint32_t half = 0; half < 2; ++half) {
+            const float first = exp2f(scores[half][0] - now), second = exp2f(scores[half][1] - now);
+            total_ += first + second;
+            weights[half] = pack_bfloat16(first, second);
+        }
+        best_ = now;
+        mix(tile(stage, true), fade, weights);
+    }
+
+    // Of heads 2 * t and 2 * t + 1: elements g and g + 8 of every 16.
+    BLINK_DEV void mix(const Chunk* values, float fade, const uint32_t (&weights)[2]) {
+        const uint32_t t = lane_ % 4;
+        const float fades[2] = {port_.exchange(fade, 8 * t), port_.exchange(fade, 8 * t + 4)};
+        const uint32_t entry = lane_ / 16 * 8 + lane_ % 8, odd = lane_ / 8 % 2;
+#pragma unroll
+        for (uint32_t i = 0; i < kHeadDim / 16; ++i) {
+            const Chunk part = port_.read_transposed(values + value_place(entry, 2 * i + odd));
+#pragma unroll
+            for (uint32_t j = 0; j < 4; ++j) mixed_[i][j] *= fades[j % 2];
+            port_.multiply(mixed_[i], part.word, weights);
+        }
+    }
+
+    // What a warp hands in: best and total of each head, then the mixture [8, kHeadDim].
+    static constexpr uint32_t kHandedIn = kMostGroup * (kHeadDim + 2);
+    static_assert(4 * kHandedIn <= 16 * kWarpChunks);
+
+    BLINK_DEV float* handed_in(uint32_t warp) {
+        return reinterpret_cast<float*>(static_cast<Chunk*>(port_.shared()) + warp * kWarpChunks);
+    }
+
+    BLINK_DEV void join_warps() {
+        const uint32_t g = lane_ / 4, t = lane_ % 4;
+        total_ += port_.exchange_xor(total_, 1);
+        total_ += port_.exchange_xor(total_, 2);
+        port_.template wait_copies<0>();
+        port_.sync_warp();
+        float* own = handed_in(warp_);
+        if (t == 0) own[2 * g] = best_, own[2 * g + 1] = total_;
+#pragma unroll
+        for (uint32_t i = 0; i < kHeadDim / 4; ++i) {
+            const uint32_t head = 2 * t + i % 2, element = i / 4 * 16 + i % 4 / 2 * 8 + g;
+            own[2 * kMostGroup + head * kHeadDim + element] = mixed_[i / 4][i % 4];
+        }
+        port_.sync();
+        for (uint32_t i = port_.thread(); i < group_ * kHeadDim; i += kThreads) join(i / kHeadDim, i % kHeadDim);
+        if (a_.splits == 1) return;
+        if (port_.arrive(a_.arrived + row_ * a_.kv_heads + kv_head_) != a_.splits - 1) return;
+        for (uint32_t i = port_.thread(); i < group_ * kHeadDim; i += kThreads) join_splits(i / kHeadDim, i % kHeadDim);
+        if (port_.thread() == 0) a_.arrived[row_ * a_.kv_heads + kv_head_] = 0;
+    }
+
+    BLINK_DEV void join(uint32_t head, uint32_t element) {
+        float best = -infinity(), total = 0.0f, value = 0.0f;
+        for (uint32_t warp = 0; warp < kWarps; ++warp) best = fmaxf(best, handed_in(warp)[2 * head]);
+        for (uint32_t warp = 0; warp < kWarps && best > -infinity(); ++warp) {
+            const float* own = handed_in(warp);
+            const float weight = exp2f(own[2 * head] - best);
+            total += weight * own[2 * head + 1];
+            value += weight * own[2 * kMostGroup + head * kHeadDim + element];
+        }
+        value = total > 0.0f ? value / total : 0.0f;
+        const uint64_t at = static_cast<uint64_t>(row_) * a_.heads + kv_head_ * group_ + head;
+        if (a_.splits == 1) {
+            store_feature(a_.out + at * kHeadDim + element, value);
+            return;
+        }
+        a_.partial[(at * a_.splits + split_) * kHeadDim + element] = value;
+        if (element == 0) a_.log_sums[at * a_.splits + split_] = total > 0.0f ? best + log2f(total) : -infinity();
+    }
+
+    BLINK_DEV void join_splits(uint32_t head, uint32_t element) {
+        const uint64_t at = static_cast<uint64_t>(row_) * a_.heads + kv_head_ * group_ + head;
+        const float* log_sums = a_.log_sums + at * a_.splits;
+        float best = -infinity(), total = 0.0f, value = 0.0f;
+        for (uint32_t split = 0; split < a_.splits; ++split) best = fmaxf(best, port_.fetch(log_sums + split));
+#pragma unroll 4
+        for (uint32_t split = 0; split < a_.splits; ++split) {
+            const float log_sum = port_.fetch(log_sums + split);
+            const float weight = log_sum > -infinity() ? exp2f(log_sum - best) : 0.0f;
+            total += weight;
+            value += weight * port_.fetch(a_.partial + (at * a_.splits + split) * kHeadDim + element);
+        }
+        store_feature(a_.out + at * kHeadDim + element, total > 0.0f ? value / total : 0.0f);
+    }
+
+    Port& port_;
+    const AttentionCall& a_;
+    const uint32_t warp_, lane_, group_, split_, kv_head_, row_;
+    Chunk* const stages_;
+    Chunk* const heads_;  // queries, [8, kHeadDim], then the new key and value
+    Chunk queries_[kHeadDim / 32];
+    float best_, total_;  // of head g
+    float mixed_[kHeadDim / 16][4];
+};
+
+}  // namespace blink
