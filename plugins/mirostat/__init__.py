@@ -2,9 +2,7 @@
 
     "sampler": "mirostat", "sampler_options": {"tau": 5.0, "eta": 0.1}
 
-Requests choose by their temperature; top_p, top_k and min_p are not looked at. The target is
-approached anew at an answer's first and second token and after a pause, since what is kept between
-tokens belongs to a place in the batch.
+Requests choose by their temperature; top_p, top_k and min_p are not looked at.
 """
 
 from __future__ import annotations

@@ -63,8 +63,7 @@ class Choice : RowMasses<Block> {
         return this->walk(listed, uniform(), typename Masses::ListedTokens{*this, 0});
     }
 
-    // A number that this row keeps from one token to the next; 0 for its first token in a batch: a
-    // request's first, the one after its prompt, and the one after a pause.
+    // A number that a request keeps from one token to the next; 0 for its first.
     BLINK_DEV float kept() const { return Masses::float_of(row_.kept); }
     // All lanes; none may call kept() again for this token.
     BLINK_DEV void keep(float value) {

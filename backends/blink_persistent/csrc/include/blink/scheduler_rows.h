@@ -37,7 +37,10 @@ BLINK_DEV void Scheduler<Port>::free_row(uint32_t slot) {
     s.retiring[s.retiring_count++] = row;
     s.row_slots[row] = kNoSlot;
     s.rows_used -= 1;
-    if (r.decoding) s.decoding_count -= 1;
+    if (r.decoding) {
+        s.decoding_count -= 1;
+        r.kept = buffers(Phase::kDecode).sampling[row].kept;
+    }
     if (s.partial == slot) s.partial = kNoSlot;
     r.decoding = false;
     r.row = kNoRow;
