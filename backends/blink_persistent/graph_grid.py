@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blink_persistent import _native
+from blink_server.backend import ModelVersion
+from blink_server.config import load_graph_grid
 
 DECODE = 0
 PREFILL = 1
@@ -24,6 +26,9 @@ MIXED = 2
 _FEWEST_MIXED_ROWS = 8  # a row costs little beside a chunk of prompts
 PHASES = ("decode", "prefill", "mixed")
 """Names of the phases, by number."""
+
+TURNS = "alternating"
+"""The limit `prefill` of a version whose mixed keys are not used."""
 
 NO_GRAPH: int = _native.NO_GRAPH
 """In the table of mixed keys: no graph holds the step."""
@@ -120,6 +125,12 @@ class GraphGrid:
     def max_mixed_tokens(self) -> int:
         """Prompt tokens of the longest mixed key; 0 where there is none."""
         return max((key.tokens for _, key in self.of_phase(MIXED)), default=0)
+
+
+def grid_of(version: ModelVersion) -> GraphGrid:
+    """What a version's limits leave of its graph_grid.json, which has passed its schema."""
+    grid = GraphGrid.from_json(load_graph_grid(version.directory))
+    return grid.without_mixed() if version.config["limits"].get("prefill") == TURNS else grid
 
 
 def decode_lookup(

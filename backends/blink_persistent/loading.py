@@ -9,9 +9,8 @@ from typing import Any
 
 from blink_persistent.backend import PersistentBackend
 from blink_persistent.engines import Engine, ProvisionLimits, Sampler
-from blink_persistent.graph_grid import GraphGrid
+from blink_persistent.graph_grid import grid_of
 from blink_server.backend import ModelVersion
-from blink_server.config import load_graph_grid
 from blink_server.control import RunnerEnvironment
 from blink_server.errors import BlinkError
 from blink_server.json_file import read_json
@@ -52,8 +51,5 @@ class Assignment:
 
         `threads` and `exclusive` are `ProvisionLimits`'. Raises BlinkError.
         """
-        grid = GraphGrid.from_json(load_graph_grid(self.version.directory))
-        if self.version.config["limits"]["prefill"] == "alternating":
-            grid = grid.without_mixed()
         limits = ProvisionLimits(threads=threads, sampler=self.sampler, exclusive=exclusive)
-        return self.engine.provision(self.version, grid, limits, progress=progress)
+        return self.engine.provision(self.version, grid_of(self.version), limits, progress=progress)

@@ -16,6 +16,7 @@ from blink_server.backend import BuildResult, ModelVersion
 from blink_server.importers.checkpoint import Architecture, Checkpoint
 
 _CONTEXT, _ROWS, _PREFILL_TOKENS, _SEQUENCES, _SLOTS = 8192, 64, 2048, 8, 4096
+_CHUNK, _CHUNK_WITH_EXPERTS = 256, 1024  # prompt tokens that cost rows beside them about a step
 _WARM_UP = {"prompt": "Hello", "max_tokens": 4}
 _WARM_UP_CONTEXT = 64  # that certainly holds it
 _GIB, _KIB = 1 << 30, 1 << 10
@@ -50,7 +51,7 @@ def build_version(
         held = f"weights are held in {DTYPE}: {rounding}"
     if chosen["context_length"] >= _WARM_UP_CONTEXT:
         config["warmup"] = [_WARM_UP]
-    grid = _grid(chosen)
+    grid = _grid(architecture, chosen)
     memory = (
         f"memory of the GPU: {fixed_bytes(built_for, grid) / _GIB:.1f} GiB; what else "
         f"limits.memory_fraction allows is KV memory, {kv_entry_bytes(architecture) / _KIB:g} KiB "
@@ -71,10 +72,12 @@ def _choose_limits(architecture: Architecture, limits: Mapping[str, Any]) -> dic
     return chosen | dict(limits)
 
 
-def _grid(limits: Mapping[str, Any]) -> GraphGrid:
+def _grid(architecture: Architecture, limits: Mapping[str, Any]) -> GraphGrid:
+    chunk = limits.get("prefill_chunk", _CHUNK_WITH_EXPERTS if architecture.experts else _CHUNK)
     return fine_grid(
         limits["max_rows"],
         limits["max_prefill_tokens"],
         max_sequences=min(_SEQUENCES, limits["max_rows"]),
         granularity=TOKEN_GRANULARITY,
+        max_mixed_tokens=min(chunk, limits["max_prefill_tokens"]),
     )

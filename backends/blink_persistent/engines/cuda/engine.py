@@ -14,7 +14,7 @@ from blink_persistent.engines import ProvisionLimits
 from blink_persistent.engines.cuda.kernels.choices import expert_order_room
 from blink_persistent.engines.cuda.options import CudaOptions, read_options
 from blink_persistent.engines.place import GpuPlace, gpu_place
-from blink_persistent.graph_grid import GraphGrid
+from blink_persistent.graph_grid import GraphGrid, grid_of
 from blink_persistent.samplers.default_cuda import scratch_bytes
 from blink_server.backend import BuildResult, ModelVersion
 from blink_server.errors import InvalidModel, MemoryRefused, Problem, Unavailable
@@ -52,10 +52,8 @@ class CudaEngine:
 
         All that the memory fraction leaves becomes KV memory too.
         """
-        from blink_server.config import load_graph_grid
-
         options = read_options(version)
-        grid = GraphGrid.from_json(load_graph_grid(version.directory))
+        grid = grid_of(version)
         context = version.config["limits"]["context_length"]
         blocks = options.block_count or 1 + -(-context // options.block_size)
         kv = blocks * options.block_size * kv_entry_bytes(options.architecture)

@@ -54,11 +54,32 @@ def test_what_is_built_is_what_is_served(tmp_path: Path) -> None:
         **{"context_length": 1000, "max_rows": 3, "max_prefill_tokens": 2048, "slots": 4096}
     }
     assert (grid.max_rows, grid.max_sequences, grid.max_prefill_tokens) == (3, 3, 2048)
+    assert (grid.mixed_sequences, grid.max_mixed_tokens) == (3, 256)
     assert told[-1] == ("weights", 1.0)
     options = read_options(ModelVersion("m", 1, tmp_path, {**result.config, "eos_token_ids": []}))
     assert options.architecture == checkpoint.architecture
     assert (options.file, options.block_size) == ("model.safetensors", 32)
     assert options.block_count is None
+
+
+@pytest.mark.parametrize(
+    ("experts", "limits", "tokens"),
+    [
+        (0, {}, 256),
+        (8, {}, 1024),
+        (8, {"max_prefill_tokens": 512}, 512),
+        (0, {"prefill_chunk": 128}, 128),
+    ],
+)
+def test_mixed_steps_take_a_chunk_that_fits_the_model(
+    tmp_path: Path, experts: int, limits: dict[str, int], tokens: int
+) -> None:
+    """Longer ones with experts, of which a step reads more weights for the same arithmetic."""
+    changes = {"experts": experts, "experts_per_token": 2} if experts else {}
+    checkpoint = random_checkpoint(tiny_architecture(context_length=4096, **changes))
+    grid = GraphGrid.from_json(build(checkpoint, tmp_path, limits=limits).graph_grid)
+    assert grid.max_mixed_tokens == tokens
+    assert max(key.rows for key in grid.keys) == grid.max_rows == 64
 
 
 @pytest.mark.parametrize(

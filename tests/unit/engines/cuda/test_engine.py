@@ -29,10 +29,12 @@ from blink_server.testing.memory_checkpoint import random_checkpoint, tiny_archi
 RANDOM = {"weights": "random", "model": "llama-3-8b"}
 
 
-def version(directory: Path, options: Mapping[str, Any], context_length: int = 64) -> ModelVersion:
+def version(
+    directory: Path, options: Mapping[str, Any], context_length: int = 64, **limits: Any
+) -> ModelVersion:
     config = {
         "engine": {"name": "cuda", **options},
-        "limits": {"context_length": context_length},
+        "limits": {"context_length": context_length, **limits},
         "eos_token_ids": [2],
     }
     return ModelVersion("m", 1, directory, config)
@@ -49,7 +51,7 @@ def version(directory: Path, options: Mapping[str, Any], context_length: int = 6
         ({**RANDOM, "block_count": 1}, "engine.block_count", "2 or more"),
         ({**RANDOM, "block_count": True}, "engine.block_count", "2 or more"),
         ({**RANDOM, "capture": "later"}, "engine.capture", "must be one of all, background"),
-        ({**RANDOM, "products": "fast"}, "engine.products", "must be one of streamed, primed"),
+        ({**RANDOM, "decode_kernels": "x"}, "engine.decode_kernels", "must be one of measured, pr"),
         ({**RANDOM, "speed": 1}, "engine.speed", "use one of"),
         ({}, "", "is missing: import the model"),
     ],
@@ -127,6 +129,17 @@ def test_the_estimate_has_room_for_mixed_steps() -> None:
     work = [workspace_bytes(given.architecture, *most) for most in ((2048, 64), (2112, 72))]
     graphs = (len(mixed.keys) - len(plain.keys)) * (3 << 20)
     assert fixed_bytes(given, mixed) - fixed_bytes(given, plain) == work[1] - work[0] + graphs
+
+
+def test_mixed_steps_that_are_not_wanted_need_no_memory(tmp_path: Path) -> None:
+    grid = default_grid(64, 2048, max_sequences=8, max_mixed_tokens=512)
+    (tmp_path / "graph_grid.json").write_text(json.dumps(grid.to_json()))
+    mixed, turns = (
+        CudaEngine().estimate(version(tmp_path, RANDOM, 4096, prefill=prefill))
+        for prefill in ("mixed", "alternating")
+    )
+    given = read_options(version(tmp_path, RANDOM))
+    assert mixed - turns == fixed_bytes(given, grid) - fixed_bytes(given, grid.without_mixed()) > 0
 
 
 def test_no_estimate_of_a_version_with_problems(tmp_path: Path) -> None:
