@@ -8,167 +8,46 @@ in `blink_server.control`. The two paths share nothing but the `Endpoint`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
-
 from blink_server.errors import Problem
+from blink_server.generate_request import GenerateRequest, Grammar, SamplingParams, TokenBytes
+from blink_server.scheduler_stats import SLOT_STATES, GraphLaunches, SchedulerStats, SlotTable
+from blink_server.token_stream import (
+    FinishReason,
+    RequestTiming,
+    TokenEvent,
+    TokenLogprob,
+    TokenStream,
+    TokenUsage,
+)
 
-
-class FinishReason(StrEnum):
-    """Why a request ended. `STOP` and `LENGTH` are OpenAI's; the rest never reach a client."""
-
-    STOP = "stop"  # an end-of-sequence id or a stop token id was generated
-    LENGTH = "length"  # max_tokens or the context length was reached
-    CANCELLED = "cancelled"  # the caller cancelled the stream
-    CLOSED = "closed"  # the endpoint was closing and never ran it: submit again elsewhere
-    ERROR = "error"  # the engine failed; the stream raises EngineFailure
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How a token is chosen from the logits; every field acts inside the step.
-
-    temperature: >= 0; 0 is greedy. top_p: (0, 1]. top_k: 0 is off. min_p: [0, 1).
-    repetition_penalty: > 0, 1 is off (over prompt and generated tokens, as in CTRL, arXiv
-    1909.05858); presence_penalty, frequency_penalty: [-2, 2], 0 is off (generated tokens only).
-    seed: 64 bits; the random number of a token depends on (seed, position) alone.
-    logprobs: None is off, 0 the chosen token's, n <= 20 also the n best.
-    logit_bias: token id -> added to its logit.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int = 0
-    logprobs: int | None = None
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class TokenBytes:
-    """What every token of a vocabulary adds to a text.
-
-    data: uint8 [bytes]; offsets: uint64 [vocabulary_size + 1]: token i is
-    data[offsets[i] : offsets[i + 1]]. A token without bytes is never part
-    of a constrained text. One object for all grammars of a tokenizer. digest: of its contents.
-    """
-
-    data: npt.NDArray[np.uint8]
-    offsets: npt.NDArray[np.uint64]
-    digest: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Grammar:
-    """The texts that an answer may be: an automaton over their bytes, whose state 0 is the first.
-
-    class_of: uint8 [256], bytes that are alike; next: int32 [states, classes], -1 where the byte is
-    refused; accepting: uint8 [states], 1 where a text may end. Every state leads to one of those.
-    digest: equal for equal automata over equal tokens. param: the request's field that asks for it.
-    """
-
-    class_of: npt.NDArray[np.uint8]
-    next: npt.NDArray[np.int32]
-    accepting: npt.NDArray[np.uint8]
-    digest: str
-    tokens: TokenBytes
-    param: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
-    """One sequence to generate: the validated record that becomes one slot.
-
-    `prompt_ids` is not empty and, with one generated token, fits the context. `stop_token_ids`
-    end the request like an end-of-sequence id does; `ignore_eos` turns only the model's own
-    end-of-sequence ids off. `priority` 0 is served first; larger numbers later. With a `grammar`
-    the answer is the beginning of one of its texts, and a whole one where it ends with an
-    end-of-sequence id; that is held inside the step, and `min_tokens` and `ignore_eos` give way. A
-    backend that cannot hold it refuses the request.
-    """
-
-    prompt_ids: Sequence[int]
-    max_tokens: int
-    min_tokens: int = 0
-    sampling: SamplingParams = SamplingParams()
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    priority: int = 0
-    grammar: Grammar | None = None
-    request_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Natural-log probability of a generated token after penalties and bias, before temperature.
-
-    `top` holds (token id, log-probability) of the best tokens, best first; its length is
-    `SamplingParams.logprobs`.
-    """
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RequestTiming:
-    """The scheduler's time stamps of one request: nanoseconds of CLOCK_MONOTONIC, 0 = never."""
-
-    claimed_ns: int
-    prefill_ns: int  # its first prefill was launched
-    first_token_ns: int
-    finished_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class TokenUsage:
-    """A request's tokens so far, as a backend counts them whose ids stand for something else."""
-
-    prompt_tokens: int
-    generated_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """What became visible of a request since the last event.
-
-    The last event of a stream, and only it, has a `reason` and `timing`; it may carry tokens too.
-    The token that ended a request (end-of-sequence or stop token id) is the last of `token_ids`.
-    `logprobs` has one entry a token where they were asked for. `usage` is given where the ids are
-    not the tokens that the client is to be told the number of.
-    """
-
-    token_ids: Sequence[int]
-    logprobs: Sequence[TokenLogprob] | None = None
-    reason: FinishReason | None = None
-    timing: RequestTiming | None = None
-    usage: TokenUsage | None = None
-
-
-class TokenStream(Protocol):
-    """The events of one request, for one consumer on the event loop that submitted it.
-
-    Iteration ends after the event with a reason. It raises `EngineFailure` when the engine
-    fails, and its kind `RunnerLost` when the runner is gone; no event is repeated or lost before
-    that. `cancel` returns at once, may be called at any time and any number of times, and makes the
-    stream end soon (with CANCELLED or with the reason that came first); a consumer that goes away
-    without reading on must call it.
-    """
-
-    def __aiter__(self) -> AsyncIterator[TokenEvent]: ...
-
-    def cancel(self) -> None: ...
+__all__ = [
+    "SLOT_STATES",
+    "Backend",
+    "BuildResult",
+    "Endpoint",
+    "EngineBackend",
+    "FinishReason",
+    "GenerateRequest",
+    "Grammar",
+    "GraphLaunches",
+    "ModelVersion",
+    "RequestTiming",
+    "SamplingParams",
+    "SchedulerStats",
+    "Session",
+    "SessionLimits",
+    "SlotTable",
+    "TokenBytes",
+    "TokenEvent",
+    "TokenLogprob",
+    "TokenStream",
+    "TokenUsage",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,84 +58,6 @@ class SessionLimits:
     vocabulary_size: int
     eos_token_ids: tuple[int, ...]
     max_logprobs: int = 20
-
-
-@dataclass(frozen=True, slots=True)
-class GraphLaunches:
-    """How often one graph of the grid was launched, modulo 2^32.
-
-    `phase`: "decode", "prefill", or "mixed", a prefill beside a decode step of `rows`.
-    """
-
-    phase: str
-    sequences: int  # decode: rows
-    tokens: int  # decode: rows
-    launches: int
-    rows: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerStats:
-    """What a version's scheduler says of itself now; counters count from its start.
-
-    A gap is the time from the end of a step, as the scheduler notices it, to the launch of the
-    step that follows it at once. What begins with `agent` is of the agent through which this
-    session reaches the ring, 0 where it needs none.
-    """
-
-    rows: int  # requests that one decode step can serve
-    rows_used: int
-    waiting: int  # claimed requests without a row
-    kv_usage: float  # share of the KV memory in use, 0 to 1
-    kv_blocks: int = 0  # that requests can have
-    kv_block_tokens: int = 0
-    steps: int
-    decode_launches: int
-    prefill_launches: int
-    mixed_launches: int = 0
-    tail_launches: int
-    launch_retries: int
-    preemptions: int
-    parks: int = 0
-    completions: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    gaps: int = 0
-    gap_seconds: float = 0.0
-    agent_turns: int = 0
-    agent_reads: int = 0
-    agent_read_bytes: int = 0
-    agent_writes: int = 0
-    agent_written_bytes: int = 0
-    agent_reconnections: int = 0
-    graphs: tuple[GraphLaunches, ...] = ()
-
-
-SLOT_STATES = (
-    "EMPTY",
-    "PREFILL_PENDING",
-    "PREFILL_PROCESSING",
-    "DECODE_PROCESSING",
-    "DECODE_PAUSED",
-    "DECODE_COMPLETED",
-)
-"""The states of a slot of a ring; a `SlotTable` has their numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlotTable:
-    """The slots of a version's ring as of now, for whoever watches; it says nothing of texts.
-
-    states: uint8 [slots], places in `SLOT_STATES`. tickets, generated: uint32 [slots].
-    ages: float64 [slots], seconds since the slot's request was claimed; 0 where it has none.
-    slots_per_range: so many slots in a row belong to one frontend.
-    """
-
-    states: npt.NDArray[np.uint8]
-    tickets: npt.NDArray[np.uint32]
-    generated: npt.NDArray[np.uint32]
-    ages: npt.NDArray[np.float64]
-    slots_per_range: int
 
 
 class Session(Protocol):
