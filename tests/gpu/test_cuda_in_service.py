@@ -38,7 +38,7 @@ from blink_persistent.testing.parked_slices import ParkedSlices
 pytestmark = pytest.mark.gpu
 
 SHAPE = ScriptedShape(max_rows=16, context_length=256, vocabulary_size=1000)
-GRID = fine_grid(16, 256, max_sequences=4, granularity=16)
+GRID = fine_grid(16, 256, max_sequences=4, granularity=16, max_mixed_tokens=64)
 STREAMS = ScriptedShape(
     max_rows=64, max_sequences=8, max_prefill_tokens=512, context_length=8192, block_count=9000,
     block_size=64,

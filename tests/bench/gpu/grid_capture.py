@@ -29,7 +29,7 @@ import torch
 
 from blink_persistent.engines import TOKEN_GRANULARITY
 from blink_persistent.engines.cuda.provisioned import CudaProvisioned
-from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, GraphKey, fine_grid
+from blink_persistent.graph_grid import DECODE, MIXED, PREFILL, GraphGrid, GraphKey, fine_grid
 from blink_persistent.ring import Reason
 from blink_persistent.testing.cuda_harness import CudaHarness, Exclusive, cuda_version, provision
 from blink_persistent.testing.device_harness import DeviceHarness
@@ -75,6 +75,7 @@ def measure_all(model: str, grid: GraphGrid) -> dict[str, Any]:
             for name, key in {
                 "decode": GraphKey(DECODE, 64, 64),
                 "prefill": GraphKey(PREFILL, 8, 2048),
+                "mixed": GraphKey(MIXED, 8, 256, 64),
             }.items()
         },
     }
@@ -201,7 +202,13 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     arguments.output.mkdir(parents=True, exist_ok=True)
-    grid = fine_grid(arguments.rows, 2048, max_sequences=8, granularity=TOKEN_GRANULARITY)
+    grid = fine_grid(
+        arguments.rows,
+        2048,
+        max_sequences=8,
+        granularity=TOKEN_GRANULARITY,
+        max_mixed_tokens=256,
+    )
     parts = {"all": measure_all, "background": measure_background, "beside": measure_beside}
     for model in arguments.model:
         found = {}
