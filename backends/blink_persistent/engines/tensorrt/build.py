@@ -12,6 +12,7 @@ from blink_persistent.engines.cuda.stored_checkpoint import StoredCheckpoint
 from blink_persistent.engines.cuda.weight_file import WEIGHT_FILE, write_weights
 from blink_persistent.engines.tensorrt.attention import PagedAttention
 from blink_persistent.engines.tensorrt.build_options import BuildOptions, read_build_options
+from blink_persistent.engines.tensorrt.experts import NATIVE_TARGETS
 from blink_persistent.engines.tensorrt.flavour import message_log
 from blink_persistent.engines.tensorrt.layers import Layers
 from blink_persistent.engines.tensorrt.native_attention import NativeAttention
@@ -134,7 +135,15 @@ def _write(
     logger = message_log(trt)
     builder = trt.Builder(logger)
     attention = _attention(architecture, options)
-    network = build_network(trt, builder, architecture, weights, shape.pages, attention)
+    network = build_network(
+        trt,
+        builder,
+        architecture,
+        weights,
+        shape.pages,
+        attention,
+        native_experts=options.target in NATIVE_TARGETS,
+    )
     size = write_plan(
         trt,
         builder,
