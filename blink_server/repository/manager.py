@@ -17,6 +17,7 @@ from blink_server.repository.admission import Admission
 from blink_server.repository.cpu_threads import cpu_threads, usable_cores
 from blink_server.repository.entries import catalog_entries
 from blink_server.repository.harness import Harness, State
+from blink_server.repository.inheritance import left_runners
 from blink_server.repository.policy import Generation, Load, VersionKey, next_actions
 from blink_server.repository.runner_process import RunnerProcess
 from blink_server.repository.supervisor import Supervisor
@@ -69,7 +70,7 @@ class Manager:
         self._invalid: dict[Generation, InvalidVersion] = {}
         self._held: Mapping[str, str] = {}
         self._epochs: dict[VersionKey, int] = {}  # of the last load, also of versions gone
-        self._inherited: list[RunnerProcess] = []
+        self._inherited: Sequence[RunnerProcess] = ()
         self._started = False  # everything has been READY or UNAVAILABLE once
         self._draining = False
         self._ending = False
@@ -79,23 +80,17 @@ class Manager:
         """Find the runners that a dead predecessor has left in the runtime directory.
 
         Call it before `apply`, which puts those that are wanted into service again and ends the
-        others. Of two runners of one generation, the later serves on.
+        others.
         """
-        found = [RunnerProcess.take_over(d) for d in self._runtime.runner_directories()]
-        latest: dict[Generation, RunnerProcess] = {}
-        for runner in sorted((r for r in found if r is not None), key=lambda r: r.key.epoch):
-            self._epochs[runner.wanted.key] = runner.key.epoch
-            if (older := latest.pop(runner.wanted.generation, None)) is not None:
-                await older.stop(self._limits.kill_grace)
-            latest[runner.wanted.generation] = runner
-        self._inherited = list(latest.values())
+        self._inherited = await left_runners(self._runtime, self._limits.kill_grace)
+        self._epochs.update((each.wanted.key, each.key.epoch) for each in self._inherited)
 
     async def apply(self, wanted: WantedSet) -> None:
         """Begin to make this, the complete wanted set, what runs; returns without waiting."""
         self._wanted = {each.generation: each for each in wanted.valid}
         self._invalid = {each.generation: each for each in wanted.invalid}
         self._held = wanted.held
-        inherited, self._inherited = self._inherited, []
+        inherited, self._inherited = self._inherited, ()
         for runner in inherited:
             if runner.wanted.version.config["backend"] in self._backends:
                 self._supervise(runner.wanted, runner)
@@ -169,7 +164,7 @@ class Manager:
         await asyncio.gather(*self._tasks.values())
         for runner in self._inherited:
             await runner.stop(self._limits.kill_grace)
-        self._inherited.clear()
+        self._inherited = ()
 
     def kill(self) -> None:
         """End every runner at once; `close` then returns soon."""
