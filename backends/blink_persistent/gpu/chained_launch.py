@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 from functools import partial
 from typing import Any
 
 from blink_persistent.gpu.driver import Gpu
-
-Argument = tuple[Any, Any]
-"""A kernel's argument: its value, and its type of `ctypes`."""
 
 
 class ChainedKernel:
@@ -25,8 +23,11 @@ class ChainedKernel:
         attribute = gpu.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         gpu.call("cuFuncSetAttribute", function, attribute, shared_bytes)
 
-    def launch(self, grid: int, stream: int, *arguments: Argument, chained: bool) -> None:
-        """Launch, or record, that many blocks; waits as `Gpu.launch` does. Raises CudaError."""
+    def launch(self, grid: int, stream: int, *arguments: Any, chained: bool) -> None:
+        """Launch, or record, that many blocks; each argument is a value of `ctypes`.
+
+        Waits as `Gpu.launch` does. Raises CudaError.
+        """
         driver = self._gpu.driver
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
@@ -38,8 +39,9 @@ class ChainedKernel:
             overlap.id = kind.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             overlap.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [overlap], 1
-        values, kinds = zip(*arguments, strict=True)
+        places = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         launch = partial(
-            self._gpu.call, "cuLaunchKernelEx", config, self._function, (values, kinds), 0
+            self._gpu.call,
+            *("cuLaunchKernelEx", config, self._function, ctypes.addressof(places), 0),
         )
         self._gpu.enqueue(self._function, stream, launch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import c_uint32
+from ctypes import c_uint32, c_uint64, c_void_p
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +21,13 @@ class FakeGpu:
         self.driver = driver
         self.calls: list[tuple[Any, ...]] = []
         self.enqueued: list[tuple[Any, Any]] = []
+        self.arguments: tuple[int, int] | None = None
 
     def call(self, *call: Any) -> None:
         self.calls.append(call)
+        if call[0] == "cuLaunchKernelEx":
+            first, second = (c_void_p * 2).from_address(call[3])
+            self.arguments = c_uint32.from_address(first).value, c_uint64.from_address(second).value
 
     def enqueue(self, function: Any, stream: Any, launch: Callable[[], object]) -> None:
         self.enqueued.append((function, stream))
@@ -35,13 +39,13 @@ def test_a_launch_is_configured(chained: bool) -> None:
     gpu: Any = FakeGpu()
     function = SimpleNamespace()
     kernel = ChainedKernel(gpu, function, threads=96, shared_bytes=200_000)
-    kernel.launch(7, 0, (5, c_uint32), (6, c_uint32), chained=chained)
+    kernel.launch(7, 0, c_uint32(5), c_uint64(6), chained=chained)
     (wanted, launched), stream = gpu.calls, 0
     most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     assert wanted == ("cuFuncSetAttribute", function, most, 200_000)
-    name, config, found, arguments, extra = launched
+    name, config, found, _, extra = launched
     assert (name, found, extra) == ("cuLaunchKernelEx", function, 0)
-    assert arguments == ((5, 6), (c_uint32, c_uint32))
+    assert gpu.arguments == (5, 6)
     assert (config.gridDimX, config.gridDimY, config.gridDimZ) == (7, 1, 1)
     assert (config.blockDimX, config.blockDimY, config.blockDimZ) == (96, 1, 1)
     assert config.sharedMemBytes == 200_000

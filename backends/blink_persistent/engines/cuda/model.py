@@ -7,20 +7,23 @@ that with the fused kernels it can be captured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels.protocol import Heads, Kernels, Rotary
+from blink_persistent.engines.cuda.kernels.protocol import Heads, Kernels, Projected, Rotary
 from blink_persistent.engines.cuda.step_tensors import KvCache, StepInputs, Workspace
 from blink_persistent.engines.cuda.weights import LayerWeights, Weights
 from blink_server.importers.checkpoint import Architecture
 
 Attend = Callable[[Tensor, Tensor], None]
 """Attention of a part of the step's tokens over one layer's keys and values."""
+
+Mix = Callable[[Projected, Tensor, Tensor], None]
+"""Append to one layer's keys and values, and attention of all of the step's tokens."""
 
 
 def rotary_tables(architecture: Architecture, context_length: int, *, device: Any) -> Rotary:
@@ -45,8 +48,14 @@ class Decoder:
 
     def decode(self, inputs: StepInputs, rows: int) -> Tensor:
         """One token of each row. Logits, float32 [rows, vocabulary], a view of the workspace."""
-        attend = self._begin_rows(inputs, rows, 0)
-        return self._logits(self._layers(rows, attend))
+        self._begin_rows(inputs, rows, 0)
+        lengths, tables = inputs.lengths[:rows], inputs.block_tables[:rows]
+
+        def mix(new: Projected, keys: Tensor, values: Tensor) -> None:
+            out = self.work.mixed[:rows]
+            self.kernels.attend_new(new, keys, values, lengths, tables, out)
+
+        return self._logits(self._layers(rows, mix))
 
     def prefill(self, inputs: StepInputs, sequences: int, tokens: int) -> Tensor:
         """Packed tokens of several prompts, each from its start position on.
@@ -54,8 +63,8 @@ class Decoder:
         Logits of each sequence's last token, float32 [sequences, vocabulary]; without meaning
         for a sequence that has no tokens.
         """
-        attend = self._begin_packed(inputs, sequences, tokens)
-        return self._logits(self._last_of(self._layers(tokens, attend), sequences))
+        mix = self._rotated(self._begin_packed(inputs, sequences, tokens))
+        return self._logits(self._last_of(self._layers(tokens, mix), sequences))
 
     def mixed(
         self, prefill: StepInputs, decode: StepInputs, sequences: int, tokens: int, rows: int
@@ -68,7 +77,8 @@ class Decoder:
         torch.arange(tokens, tokens + rows, out=self.work.last[sequences:sampled])
         packed = self._begin_packed(prefill, sequences, tokens)
         alone = self._begin_rows(decode, rows, tokens)
-        return self._logits(self._last_of(self._layers(tokens + rows, packed, alone), sampled))
+        hidden = self._layers(tokens + rows, self._rotated(packed, alone))
+        return self._logits(self._last_of(hidden, sampled))
 
     def _begin_rows(self, inputs: StepInputs, rows: int, at: int) -> Attend:
         """Locate and embed the rows' tokens, from token `at` of the step on; their attention."""
@@ -117,22 +127,28 @@ class Decoder:
         residual, normed = self.work.residual[here], self.work.normed[here]
         self.kernels.embed_norm(token_ids, self.weights.embedding, gain, epsilon, residual, normed)
 
-    def _layers(self, t: int, *attends: Attend) -> Tensor:
+    def _rotated(self, *attends: Attend) -> Mix:
+        def mix(new: Projected, keys: Tensor, values: Tensor) -> None:
+            self.kernels.rotate_append(new, keys, values)
+            for attend in attends:
+                attend(keys, values)
+
+        return mix
+
+    def _layers(self, t: int, mix: Mix) -> Tensor:
         """The normed output of the last layer, [t, hidden], for tokens that are embedded."""
         work, layers = self.work, self.weights.layers
         epsilon = self.architecture.rms_norm_eps
         residual, normed = work.residual[:t], work.normed[:t]
         next_gains = [layer.input_norm for layer in layers[1:]] + [self.weights.norm]
         for number, (layer, next_gain) in enumerate(zip(layers, next_gains, strict=True)):
-            delta = self._attention(number, layer, normed, attends)
+            delta = self._attention(number, layer, normed, mix)
             self.kernels.add_norm(delta, layer.inner_norm, epsilon, residual, normed)
             delta = self._mlp(layer, normed)
             self.kernels.add_norm(delta, next_gain, epsilon, residual, normed)
         return normed
 
-    def _attention(
-        self, number: int, layer: LayerWeights, normed: Tensor, attends: Iterable[Attend]
-    ) -> Tensor:
+    def _attention(self, number: int, layer: LayerWeights, normed: Tensor, mix: Mix) -> Tensor:
         """What the layer's attention adds to the residual stream, [parts, t, hidden]."""
         work, shape, t = self.work, self.architecture, len(normed)
         keys, values = self.cache.layer(number)
@@ -146,18 +162,8 @@ class Decoder:
             k_norm=layer.k_norm,
             epsilon=shape.rms_norm_eps,
         )
-        self.kernels.rotate_append(
-            qkv,
-            heads,
-            self.rotary,
-            work.positions[:t],
-            work.entries[:t],
-            keys,
-            values,
-            work.queries[:t],
-        )
-        for attend in attends:
-            attend(keys, values)
+        positions, entries, queries = work.positions[:t], work.entries[:t], work.queries[:t]
+        mix(Projected(qkv, heads, self.rotary, positions, entries, queries), keys, values)
         return self.kernels.product(work.mixed[:t], layer.output, work.delta[:t])
 
     def _mlp(self, layer: LayerWeights, normed: Tensor) -> Tensor:

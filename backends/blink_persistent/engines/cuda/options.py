@@ -5,8 +5,8 @@ random ones need model, a name of `ARCHITECTURES`, and no file. dtype: of weight
 KV entries, "bfloat16". block_size: KV entries of a block.
 block_count: blocks of KV memory, the null block included; by default what memory is left. capture:
 "all" graphs before the version is ready, or a coarse part of the grid, and the rest in the
-"background" of the requests. products: of decode steps, "streamed" as was measured, or "primed", by
-kernels that have not been measured. device, scheduler: see `place.py`.
+"background" of the requests. decode_kernels: "measured", or those that have not been measured yet:
+"primed_products", or "primed", attention too. device, scheduler: see `place.py`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ DEFAULT_BLOCK_SIZE = 64
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 _SOURCES = ("file", "random")
 _CAPTURES = ("all", "background")
-_PRODUCTS = ("streamed", "primed")
+_DECODE_KERNELS = ("measured", "primed_products", "primed")
 _NAMES = (
     *("name", *PLACE_OPTIONS),
-    *("file", "weights", "model", "dtype", "block_size", "block_count", "capture", "products"),
+    *("file", "weights", "model", "dtype", "block_size", "block_count", "capture"),
+    "decode_kernels",
 )
 _LARGEST_HEAD = 256
 _MOST_EXPERTS = 1024  # counts that the kernel which sorts by expert holds
@@ -47,7 +48,8 @@ class CudaOptions:
     block_size: int
     block_count: int | None
     in_background: bool = False  # most graphs are captured
-    primed: bool = False  # products of decode steps are
+    primed_products: bool = False
+    primed_attention: bool = False
 
 
 def read_options(version: ModelVersion) -> CudaOptions:
@@ -69,7 +71,8 @@ def checked_options(version: ModelVersion, architecture: Architecture) -> CudaOp
         block_size=given.get("block_size", DEFAULT_BLOCK_SIZE),
         block_count=given.get("block_count"),
         in_background=given.get("capture") == "background",
-        primed=given.get("products") == "primed",
+        primed_products=given.get("decode_kernels", "measured") != "measured",
+        primed_attention=given.get("decode_kernels") == "primed",
     )
 
 
@@ -107,8 +110,8 @@ def _problems(version: ModelVersion, given: dict[str, Any]) -> Iterator[Problem]
         yield problem("block_size", f"must be one of {', '.join(map(str, BLOCK_SIZES))}")
     if given.get("capture", "all") not in _CAPTURES:
         yield problem("capture", f"must be one of {', '.join(_CAPTURES)}")
-    if given.get("products", "streamed") not in _PRODUCTS:
-        yield problem("products", f"must be one of {', '.join(_PRODUCTS)}")
+    if given.get("decode_kernels", "measured") not in _DECODE_KERNELS:
+        yield problem("decode_kernels", f"must be one of {', '.join(_DECODE_KERNELS)}")
     count = given.get("block_count", 2)
     if type(count) is not int or count < 2:
         yield problem("block_count", "must be a whole number, 2 or more")

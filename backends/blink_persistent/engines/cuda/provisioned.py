@@ -22,6 +22,8 @@ from blink_persistent.engines.cuda.first_use import loading_in_slices
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cuts
 from blink_persistent.engines.cuda.kernels.primed import primed_on
+from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
+from blink_persistent.engines.cuda.kernels.primed_attention_cut import is_attended
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.options import CudaOptions
 from blink_persistent.engines.cuda.recorder import TorchRecorder
@@ -151,24 +153,33 @@ class CudaProvisioned(CapturedEngine):
     def _decoder(self, weights: Weights, options: CudaOptions) -> Decoder:
         architecture, grid, device = options.architecture, self.grid, self.device
         places = {"device": device, "dtype": torch.bfloat16}
-        properties = torch.cuda.get_device_properties(device)
-        primed = options.primed and properties.major >= HOPPER
         return Decoder(
             architecture=architecture,
             weights=weights,
             rotary=rotary_tables(architecture, self.limits.context_length, device=device),
             cache=KvCache.allocate(architecture, self.block_count, options.block_size, **places),
             work=Workspace.allocate(architecture, most_tokens(grid), most_sampled(grid), **places),
-            kernels=FusedKernels(
-                architecture,
-                max_rows=grid.max_rows,
-                capacity=self.limits.max_blocks * options.block_size,
-                processors=properties.multi_processor_count - SCHEDULERS_PROCESSORS,
-                chained=properties.major >= HOPPER,
-                device=device,
-                cuts=likely_cuts(architecture) if primed else None,
-                make_primed=primed_on(self.gpu),
-            ),
+            kernels=self._kernels(options),
+        )
+
+    def _kernels(self, options: CudaOptions) -> FusedKernels:
+        architecture, grid = options.architecture, self.grid
+        properties = torch.cuda.get_device_properties(self.device)
+        hopper = properties.major >= HOPPER
+        processors = properties.multi_processor_count - SCHEDULERS_PROCESSORS
+        sizes: dict[str, Any] = {"max_rows": grid.max_rows, "device": self.device}
+        attention = None
+        if hopper and options.primed_attention and is_attended(architecture):
+            attention = PrimedAttention(self.gpu, architecture, processors=processors, **sizes)
+        return FusedKernels(
+            architecture,
+            capacity=self.limits.max_blocks * options.block_size,
+            processors=processors,
+            chained=hopper,
+            cuts=likely_cuts(architecture) if hopper and options.primed_products else None,
+            make_primed=primed_on(self.gpu),
+            primed_attention=attention,
+            **sizes,
         )
 
 

@@ -20,8 +20,9 @@ from blink_persistent.engines.cuda.kernels.choices import (
 )
 from blink_persistent.engines.cuda.kernels.experts import Experts
 from blink_persistent.engines.cuda.kernels.primed import MakePrimed, no_primed
+from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.products import Products
-from blink_persistent.engines.cuda.kernels.protocol import Heads, Rotary
+from blink_persistent.engines.cuda.kernels.protocol import Projected
 from blink_server.importers.checkpoint import Architecture
 
 LOCATE_TILE = 256
@@ -47,6 +48,7 @@ class FusedKernels(Products, Attention, Experts):
         cuts: Cuts | None = None,
         experts: ExpertTiling | None = None,
         make_primed: MakePrimed = no_primed,
+        primed_attention: PrimedAttention | None = None,
     ) -> None:
         """For up to `max_rows` rows with block tables of `capacity` entries.
 
@@ -54,9 +56,11 @@ class FusedKernels(Products, Attention, Experts):
         which needs a Hopper GPU.
         `decode`, `cuts` and `experts`: how attention and products are cut; by default what was
         measured on such a device. `make_primed`: what runs the primed cuts among them.
+        `primed_attention`: attends to rows' new tokens where it can.
         """
         on_gpu = torch.device(device).type == "cuda"
         known, tilings = measured(torch.cuda.get_device_capability(device) if on_gpu else (0, 0))
+        self._primed_attention = primed_attention
         cuts = known if cuts is None else cuts
         Products.__init__(
             self,
@@ -143,17 +147,8 @@ class FusedKernels(Products, Attention, Experts):
             num_warps=norm_warps(size, tokens), **self.chain(tokens),
         )  # fmt: skip
 
-    def rotate_append(
-        self,
-        qkv: Tensor,
-        heads: Heads,
-        rotary_tables: Rotary,
-        positions: Tensor,
-        entries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        queries: Tensor,
-    ) -> None:
+    def rotate_append(self, new: Projected, keys: Tensor, values: Tensor) -> None:
+        heads, qkv = new.heads, new.qkv
         normed, biased = heads.q_norm is not None, heads.bias is not None
         parts, tokens, _ = qkv.shape
         rotary.rotate_append[(tokens, heads.kv_heads)](
@@ -161,13 +156,13 @@ class FusedKernels(Products, Attention, Experts):
             heads.bias if biased else qkv,
             heads.q_norm if normed else qkv,
             heads.k_norm if normed else qkv,
-            rotary_tables.cos,
-            rotary_tables.sin,
-            positions,
-            entries,
+            new.rotary.cos,
+            new.rotary.sin,
+            new.positions,
+            new.entries,
             keys,
             values,
-            queries,
+            new.queries,
             heads.epsilon,
             tokens,
             PARTS=parts,
@@ -182,6 +177,22 @@ class FusedKernels(Products, Attention, Experts):
             num_warps=1 if parts > 1 else 2,  # more would load parts one after the other
             **self.chain(tokens),
         )
+
+    def attend_new(
+        self,
+        new: Projected,
+        keys: Tensor,
+        values: Tensor,
+        lengths: Tensor,
+        block_tables: Tensor,
+        out: Tensor,
+    ) -> None:
+        if self._primed_attention is not None and self._primed_attention.takes(new):
+            chained = self.chain(len(lengths))["CHAINED"]
+            self._primed_attention(new, keys, values, lengths, block_tables, out, chained=chained)
+            return
+        self.rotate_append(new, keys, values)
+        self.decode_attention(new.queries, keys, values, lengths, block_tables, out)
 
 
 def norm_warps(size: int, tokens: int) -> int:

@@ -77,9 +77,8 @@ class PrimedProducts:
         kernel.launch(
             cut.blocks * cut.splits,
             torch.cuda.current_stream().cuda_stream,
-            *((tensor.data_ptr(), c_uint64) for tensor in (x, weight, out)),
-            *((number, c_uint32) for number in (rows, size, depth, depth // cut.splits)),
-            (cut.blocks, c_uint32),
+            *(c_uint64(tensor.data_ptr()) for tensor in (x, weight, out)),
+            *map(c_uint32, (rows, size, depth, depth // cut.splits, cut.blocks)),
             chained=chained,
         )
 

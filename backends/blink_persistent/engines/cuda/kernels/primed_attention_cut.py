@@ -64,6 +64,18 @@ def attention_code(cuts: Iterable[AttentionCut], head_dim: int) -> str:
     return "".join(f"{line} \\\n" for line in ("#define BLINK_ATTENTIONS", *lines)) + "\n"
 
 
+def likely_attention(row_tile: int) -> AttentionCut:
+    """For so many rows of `ROW_TILES`: by arithmetic, not measured.
+
+    Few rows' blocks leave room for the next product; many rows' have to be resident all at once.
+    """
+    if row_tile <= 8:
+        return AttentionCut(warps=4, stages=2, programs=1)
+    if row_tile <= 32:
+        return AttentionCut(warps=4, stages=2, programs=2)
+    return AttentionCut(warps=4, stages=1, programs=4)
+
+
 def is_attended(architecture: Architecture) -> bool:
     """Is there such a kernel for a model's heads?"""
     group = architecture.heads // architecture.kv_heads

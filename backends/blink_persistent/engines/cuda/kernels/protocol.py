@@ -35,6 +35,18 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
+class Projected:
+    """Queries, keys and values of a step's tokens as the product left them, and their places."""
+
+    qkv: Tensor  # [parts, t, (heads + 2 * kv_heads) * head_dim], without the bias
+    heads: Heads
+    rotary: Rotary
+    positions: Tensor  # int32 [t]
+    entries: Tensor  # int32 [t], -1: not to be appended
+    queries: Tensor  # [t, heads * head_dim], room for the rotated ones
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertRoom:
     """Memory for a mixture of experts, for steps of up to `tokens` tokens; empty without experts.
 
@@ -152,21 +164,25 @@ class Kernels(Protocol):
         """residual += delta [parts, t, hidden]; out = its RMS norm times `gain`."""
         ...
 
-    def rotate_append(
+    def rotate_append(self, new: Projected, keys: Tensor, values: Tensor) -> None:
+        """Rotated queries to `new.queries`, rotated keys and values to their KV entries.
+
+        `keys`, `values`: [block_count, kv_heads, block_size, head_dim].
+        """
+        ...
+
+    def attend_new(
         self,
-        qkv: Tensor,
-        heads: Heads,
-        rotary: Rotary,
-        positions: Tensor,
-        entries: Tensor,
+        new: Projected,
         keys: Tensor,
         values: Tensor,
-        queries: Tensor,
+        lengths: Tensor,
+        block_tables: Tensor,
+        out: Tensor,
     ) -> None:
-        """Rotated queries to `queries`, rotated keys and values to their KV entries.
+        """`rotate_append`, then `decode_attention` of its queries, which may be left as they were.
 
-        `qkv` is [parts, t, (heads + 2 * kv_heads) * head_dim], without the bias.
-        Entry -1 writes no KV. `keys`, `values`: [block_count, kv_heads, block_size, head_dim].
+        The tokens are the last of each row's `lengths` entries.
         """
         ...
 

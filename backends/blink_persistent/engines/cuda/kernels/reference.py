@@ -11,7 +11,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels.protocol import ExpertRoom, Heads, Rotary
+from blink_persistent.engines.cuda.kernels.protocol import ExpertRoom, Projected
 
 
 class ReferenceKernels:
@@ -100,32 +100,35 @@ class ReferenceKernels:
         residual.add_(delta.float().sum(dim=0))
         out.copy_(_rms_norm(residual, gain, epsilon))
 
-    def rotate_append(
-        self,
-        qkv: Tensor,
-        heads: Heads,
-        rotary: Rotary,
-        positions: Tensor,
-        entries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        queries: Tensor,
-    ) -> None:
+    def rotate_append(self, new: Projected, keys: Tensor, values: Tensor) -> None:
+        heads, rotary, entries = new.heads, new.rotary, new.entries
         split = [heads.heads, heads.kv_heads, heads.kv_heads]
-        row = qkv.float().sum(dim=0)
+        row = new.qkv.float().sum(dim=0)
         if heads.bias is not None:
             row += heads.bias.float()
         q, k, v = row.view(len(row), -1, heads.head_dim).split(split, dim=1)
         if heads.q_norm is not None and heads.k_norm is not None:
             q = _rms_norm(q, heads.q_norm, heads.epsilon)
             k = _rms_norm(k, heads.k_norm, heads.epsilon)
-        at = positions.long()
+        at = new.positions.long()
         cos, sin = rotary.cos[at][:, None], rotary.sin[at][:, None]
-        queries.copy_(_rotate(q, cos, sin).reshape(queries.shape))
+        new.queries.copy_(_rotate(q, cos, sin).reshape(new.queries.shape))
         kept = (entries >= 0).nonzero().flatten()
         block, offset = entries[kept].long() // keys.shape[2], entries[kept].long() % keys.shape[2]
         keys[block, :, offset] = _rotate(k, cos, sin)[kept].to(keys.dtype)
         values[block, :, offset] = v[kept].to(values.dtype)
+
+    def attend_new(
+        self,
+        new: Projected,
+        keys: Tensor,
+        values: Tensor,
+        lengths: Tensor,
+        block_tables: Tensor,
+        out: Tensor,
+    ) -> None:
+        self.rotate_append(new, keys, values)
+        self.decode_attention(new.queries, keys, values, lengths, block_tables, out)
 
     def decode_attention(
         self,

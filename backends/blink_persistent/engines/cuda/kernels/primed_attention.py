@@ -1,0 +1,119 @@
+"""Decode attention in CUDA C++, with rotation, append and the sum over splits in one kernel.
+
+It loads KV while the product before it ends, and leaves room for the product behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, row_tile
+from blink_persistent.engines.cuda.kernels.primed_attention_cut import (
+    MOST_SPLITS,
+    AttentionCall,
+    AttentionCut,
+    attention_code,
+    is_attended,
+    likely_attention,
+)
+from blink_persistent.engines.cuda.kernels.protocol import Projected
+from blink_persistent.gpu.chained_launch import ChainedKernel
+from blink_persistent.gpu.driver import Gpu
+from blink_server.importers.checkpoint import Architecture
+
+
+class PrimedAttention:
+    """For one model's heads and steps of up to 64 rows; the `gpu` owns its code.
+
+    Steps share its scratch memory.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        architecture: Architecture,
+        *,
+        max_rows: int,
+        processors: int,
+        device: Any,
+        always: AttentionCut | None = None,
+    ) -> None:
+        """`always` is taken instead of `likely_attention`. Raises DeviceCodeError or CudaError.
+
+        The model's heads have to be such that `is_attended` says so.
+        """
+        assert is_attended(architecture)
+        self._shape, self._processors = architecture, processors
+        self._cuts = {tile: always or likely_attention(tile) for tile in ROW_TILES}
+        size, rows = architecture.head_dim, min(max_rows, ROW_TILES[-1])
+        code = attention_code(self._cuts.values(), size)
+        program = gpu.load("primed_attention_gpu.cu", (AttentionCall,), prologue=code)
+        self._kernels = {
+            cut: ChainedKernel(
+                gpu,
+                program.function(cut.kernel_name(size)),
+                threads=32 * cut.warps,
+                shared_bytes=cut.shared_bytes(size),
+            )
+            for cut in set(self._cuts.values())
+        }
+        splits = max(
+            count * self._splits(count, MOST_SPLITS * architecture.context_length)
+            for count in range(1, rows + 1)
+        )
+        floats = {"dtype": torch.float32, "device": device}
+        self._partial = torch.zeros(splits * architecture.heads * size, **floats)
+        self._log_sums = torch.zeros(splits * architecture.heads, **floats)
+        self._arrived = torch.zeros(rows * architecture.kv_heads, dtype=torch.int32, device=device)
+
+    def takes(self, new: Projected) -> bool:
+        """Can it attend to these? Only to the parts that products of the engine's own leave."""
+        return new.qkv.dtype == torch.float32 and row_tile(new.qkv.shape[1]) is not None
+
+    def __call__(
+        self,
+        new: Projected,
+        keys: Tensor,
+        values: Tensor,
+        lengths: Tensor,
+        block_tables: Tensor,
+        out: Tensor,
+        *,
+        chained: bool,
+    ) -> None:
+        """As `Kernels.attend_new`, on PyTorch's current stream."""
+        (rows, max_blocks), block_size = block_tables.shape, keys.shape[2]
+        heads, shape = new.heads, self._shape
+        splits = self._splits(rows, max_blocks * block_size)
+        arrays = {
+            **{"qkv": new.qkv, "bias": heads.bias, "q_norm": heads.q_norm, "k_norm": heads.k_norm},
+            **{"cos": new.rotary.cos, "sin": new.rotary.sin, "positions": new.positions},
+            **{"entries": new.entries, "lengths": lengths, "tables": block_tables},
+            **{"keys": keys, "values": values, "partial": self._partial},
+            **{"log_sums": self._log_sums, "arrived": self._arrived, "out": out},
+        }
+        call = AttentionCall(
+            **{name: tensor.data_ptr() for name, tensor in arrays.items() if tensor is not None},
+            scale=shape.head_dim**-0.5 * math.log2(math.e),
+            epsilon=heads.epsilon,
+            parts=len(new.qkv),
+            rows=rows,
+            heads=heads.heads,
+            kv_heads=heads.kv_heads,
+            max_blocks=max_blocks,
+            block_size=block_size,
+            splits=splits,
+        )
+        stream = torch.cuda.current_stream().cuda_stream
+        kernel = self._kernels[self._cut(rows)]
+        kernel.launch(rows * heads.kv_heads * splits, stream, call, chained=chained)
+
+    def _cut(self, rows: int) -> AttentionCut:
+        return self._cuts[row_tile(rows) or ROW_TILES[-1]]
+
+    def _splits(self, rows: int, capacity: int) -> int:
+        return self._cut(rows).splits(rows, self._shape.kv_heads, capacity, self._processors)
