@@ -149,3 +149,37 @@ def test_experts_by_the_modules_own_layer(trt: Any, builder: Any) -> None:
     prompt = case.tokens(21)
     found = case.paged.prefill([Part((7, 2), 0, prompt)])
     close(found[0], case.expect(prompt).logits[-1])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_come_and_go_in_mixed_steps(trt: Any, builder: Any, seed: int) -> None:
+    """Chunks of prompts and rows that decode share steps; blocks come as they are needed."""
+    case = Case(trt, builder, {"head_dim": 8})
+    random = np.random.default_rng(seed)
+    texts = [case.tokens(int(count)) for count in random.integers(2, 60, 6)]
+    free = random.permutation(np.arange(1, 32)).tolist()
+    tables: list[list[int]] = [[] for _ in texts]
+    done = [0] * len(texts)
+    while unfinished := [i for i, text in enumerate(texts) if done[i] < len(text)]:
+        chosen = random.permutation(unfinished)[: random.integers(1, 5)].tolist()
+        parts = []
+        for i in chosen:
+            end = min(len(texts[i]), done[i] + int(random.choice([1, 1, 7, 20])))
+            while len(tables[i]) * 16 < end:
+                tables[i].append(free.pop())
+            parts.append(Part(tuple(tables[i]), done[i], texts[i][done[i] : end]))
+            done[i] = end
+        packed = sum(len(part.token_ids) for part in parts)
+        found = case.paged.prefill(parts, sequences=5, tokens=packed + int(random.integers(9)))
+        for i, logits in zip(chosen, found, strict=True):
+            close(logits, case.expect(texts[i][: done[i]]).logits[-1])
+
+
+def test_blocks_that_requests_share_are_read_by_both(make_case: MakeCase) -> None:
+    case = make_case()
+    shared, ends = case.tokens(16), [case.tokens(5), case.tokens(9)]
+    case.paged.prefill([Part((6,), 0, shared)])
+    parts = [Part((6, 20 + i), 16, end) for i, end in enumerate(ends)]
+    found = case.paged.prefill(parts)
+    for logits, end in zip(found, ends, strict=True):
+        close(logits, case.expect(shared + end).logits[-1])
