@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from blink_server.catalog import Catalog
 from blink_server.control_server import ControlServer, first_done
-from blink_server.errors import BlinkError
 from blink_server.front import Front, FrontOptions
 from blink_server.plugins import Plugins
 from blink_server.remote.door_keeper import DoorKeeper, DoorOptions
@@ -30,8 +27,7 @@ from blink_server.repository.surroundings import Limits
 from blink_server.repository.wanted import WantedSet
 from blink_server.repository.watcher import Watcher
 from blink_server.runtime_dir import RuntimeDirectory, living_processes, open_runtime_directory
-
-log = logging.getLogger(__name__)
+from blink_server.stopping import Stopping
 
 _RUNNER_DRAIN_SECONDS = 5.0  # the workers are gone by then: only slots are left to be taken back
 _CONNECT_SECONDS = 10.0
@@ -72,7 +68,7 @@ class Provisioner:
         self._options = options
         self._plugins = plugins
         self._announce = announce
-        self._stopping = asyncio.Event()
+        self._stopping = Stopping(self._kill)
         self._runtime: RuntimeDirectory
         self._follower: RepositoryFollower
         self._requests: LoadRequests | None
@@ -81,7 +77,6 @@ class Provisioner:
         self.door: DoorKeeper | None = None
         self.manager: Manager
         self._catalog = Catalog()
-        self._cut_short = False
         self._started: list[Front | DoorKeeper | Manager] = []
 
     async def run(self) -> None:
@@ -90,9 +85,7 @@ class Provisioner:
         Raises BlinkError when the server cannot start or cannot go on. Nothing that it has started
         outlives the call.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._signalled, number)
+        self._stopping.listen()
         options = self._options
         reader = RepositoryReader(
             options.repositories,
@@ -122,16 +115,7 @@ class Provisioner:
                     self.door.close()
         finally:
             self._leave_runtime_directory()
-        if self._cut_short:
-            raise BlinkError("ended by a second signal, before all requests were served")
-
-    def _signalled(self, number: signal.Signals) -> None:
-        if not self._stopping.is_set():
-            log.info("%s: draining", number.name)
-            self._stopping.set()
-        else:
-            self._cut_short = True
-            self._kill()
+        self._stopping.confess()
 
     def _kill(self) -> None:
         for part in self._started:
@@ -162,8 +146,8 @@ class Provisioner:
             await self.manager.apply(self.wanted)
             await control.start()
             announcement = asyncio.create_task(self._announce_when_settled())
-            door = self.door.run() if self.door is not None else self._until_stopped()
-            await first_done(self._until_stopped(), self.front.run(), door, self._follow())
+            door = self.door.run() if self.door is not None else self._stopping.wait()
+            await first_done(self._stopping.wait(), self.front.run(), door, self._follow())
             announcement.cancel()
         except BaseException:
             self._kill()
@@ -188,12 +172,9 @@ class Provisioner:
         finally:
             await asyncio.to_thread(watcher.close)
 
-    async def _until_stopped(self) -> None:
-        await self._stopping.wait()
-
     async def _shut_down(self, control: ControlServer) -> None:
         """Workers first, who serve their open streams to the end; then the runners."""
-        self._stopping.set()
+        self._stopping.begin()
         await self.manager.drain()
         ending = asyncio.create_task(self._end_requests())
         await asyncio.gather(self.front.stop(), self._frontends_done())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +11,6 @@ from pathlib import Path
 
 from blink_server.catalog import Catalog
 from blink_server.control_server import ControlServer, Peer, first_done
-from blink_server.errors import BlinkError
 from blink_server.front import Front, FrontOptions
 from blink_server.messages import CatalogEntry, RegisterRunner
 from blink_server.plugins import Plugins
@@ -23,8 +20,7 @@ from blink_server.remote.reach import Means, Reach
 from blink_server.remote.remote_catalog import RemoteCatalog
 from blink_server.remote.text_cache import TextCache
 from blink_server.runtime_dir import RuntimeDirectory, open_runtime_directory
-
-log = logging.getLogger(__name__)
+from blink_server.stopping import Stopping
 
 _CONNECT_SECONDS = 10.0
 
@@ -57,10 +53,9 @@ class Frontend:
         self._options = options
         self._plugins = plugins
         self._announce = announce
-        self._stopping = asyncio.Event()
+        self._stopping = Stopping(lambda: self.front.kill())
         self._catalog = Catalog()
         self._remote: RemoteCatalog
-        self._cut_short = False
         self.front: Front
 
     @property
@@ -74,9 +69,7 @@ class Frontend:
 
         Raises BlinkError when it cannot start or cannot go on.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._signalled, number)
+        self._stopping.listen()
         runtime = open_runtime_directory(self._options.runtime_directory)
         try:
             self.front = Front(self._options.front, runtime)
@@ -87,16 +80,7 @@ class Frontend:
                 self.front.close()
         finally:
             runtime.close()
-        if self._cut_short:
-            raise BlinkError("ended by a second signal, before all requests were served")
-
-    def _signalled(self, number: signal.Signals) -> None:
-        if not self._stopping.is_set():
-            log.info("%s: draining", number.name)
-            self._stopping.set()
-        else:
-            self._cut_short = True
-            self.front.kill()
+        self._stopping.confess()
 
     async def _serve(self, runtime: RuntimeDirectory) -> None:
         self._remote = self._reach_host(runtime.path)
@@ -109,7 +93,7 @@ class Frontend:
         following = asyncio.create_task(self._remote.run())
         announcing = asyncio.create_task(self._announce_when_settled())
         try:
-            await first_done(self._until_stopped(), self.front.run())
+            await first_done(self._stopping.wait(), self.front.run())
         except BaseException:
             self.front.kill()
             raise
@@ -135,9 +119,6 @@ class Frontend:
             return Reach(entry, means, place, changed)
 
         return RemoteCatalog(host, self._catalog, make_reach, directory)
-
-    async def _until_stopped(self) -> None:
-        await self._stopping.wait()
 
     async def _shut_down(self, following: asyncio.Task[None], control: ControlServer) -> None:
         """Workers first, who serve their open streams to the end; then the agents."""
