@@ -49,7 +49,8 @@ STATS = SchedulerStats(
     generated_tokens=400,
     steps=100,
     decode_launches=90,
-    prefill_launches=10,
+    prefill_launches=6,
+    mixed_launches=4,
     tail_launches=1,
     launch_retries=4,
     preemptions=5,
@@ -62,7 +63,11 @@ STATS = SchedulerStats(
     agent_writes=20,
     agent_written_bytes=300,
     agent_reconnections=1,
-    graphs=(GraphLaunches("decode", 8, 8, 90), GraphLaunches("prefill", 2, 64, 10)),
+    graphs=(
+        GraphLaunches("decode", 8, 8, 90),
+        GraphLaunches("prefill", 2, 64, 6),
+        GraphLaunches("mixed", 2, 64, 4, rows=8),
+    ),
 )
 """What a session may tell of its scheduler."""
 

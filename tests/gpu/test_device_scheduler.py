@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ SLABS = ScriptedShape(
     context_length=128,
     eos_every=60,
 )
+MIXED = replace(CROWDED, prefill_chunk=24, max_mixed_tokens=32, max_mixed_rows=8)
 STREAMS = ScriptedShape(
     max_rows=64, max_sequences=8, max_prefill_tokens=512, context_length=2048, block_count=9000,
     block_size=16,
@@ -69,7 +71,7 @@ def check_answers(harness: DeviceHarness, requests: dict[int, ScriptedRequest]) 
         assert (harness.output(slot), status.reason) == (expected.tokens, expected.reason), slot
 
 
-@pytest.mark.parametrize("shape", [CROWDED, SLABS], ids=["paged", "slabs"])
+@pytest.mark.parametrize("shape", [CROWDED, SLABS, MIXED], ids=["paged", "slabs", "mixed"])
 def test_crowded_requests_get_the_rules_answers(shape: ScriptedShape) -> None:
     requests = random_requests(shape, 64, seed=1)
     with DeviceHarness(shape) as harness:
@@ -78,6 +80,7 @@ def test_crowded_requests_get_the_rules_answers(shape: ScriptedShape) -> None:
         harness.wait_for_ends(requests)
         check_answers(harness, requests)
         assert (harness.ring.field("preemptions") > 0) == shape.rows_movable
+        assert (harness.ring.field("mixed_launches") > 0) == (shape is MIXED)
         assert harness.ring.field("rows_used") == harness.ring.field("blocks_used") == 0
         harness.release(requests)
         harness.wait_for_empty(requests)
@@ -97,7 +100,8 @@ def test_the_window_is_renewed_over_thousands_of_steps() -> None:
                 harness.submit(requests)
         harness.scheduler.park()
         field = harness.ring.field
-        launches = field("decode_launches") + field("prefill_launches")
+        harness.ring.pull(harness.ring.mirror.header)
+        launches = harness.ring.mirror.launched()
         assert launches == field("steps") == 4 * 1900
         assert field("tail_launches") >= (launches - 1) // _native.LAUNCH_WINDOW
         assert harness.scheduler.error() is None

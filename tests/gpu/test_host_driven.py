@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ SLABS = ScriptedShape(
     rows_movable=False, max_rows=16, max_sequences=1, max_prefill_tokens=64, context_length=128,
     eos_every=60,
 )  # fmt: skip
+MIXED = replace(CROWDED, prefill_chunk=24, max_mixed_tokens=32, max_mixed_rows=8)
 WAITS = {"synchronizes": False, "polls": True}
 
 
@@ -48,7 +50,7 @@ def check_answers(harness: HostDrivenHarness, requests: dict[int, ScriptedReques
 
 
 @pytest.mark.parametrize("polls", WAITS.values(), ids=WAITS.keys())
-@pytest.mark.parametrize("shape", [CROWDED, SLABS], ids=["paged", "slabs"])
+@pytest.mark.parametrize("shape", [CROWDED, SLABS, MIXED], ids=["paged", "slabs", "mixed"])
 def test_crowded_requests_get_the_rules_answers(shape: ScriptedShape, polls: bool) -> None:
     requests = random_requests(shape, 64)
     with HostDrivenHarness(shape, polls=polls) as harness:
@@ -57,6 +59,7 @@ def test_crowded_requests_get_the_rules_answers(shape: ScriptedShape, polls: boo
         harness.wait_for_ends(requests)
         check_answers(harness, requests)
         assert (harness.ring.field("preemptions") > 0) == shape.rows_movable
+        assert (harness.ring.field("mixed_launches") > 0) == (shape is MIXED)
         assert harness.ring.field("steps") == harness.engine.steps()
         harness.release(requests)
         harness.wait_for_empty(requests)

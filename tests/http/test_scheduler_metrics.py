@@ -37,9 +37,10 @@ async def test_every_field_is_exposed_for_each_version(worker: Any, monkeypatch:
             ("vllm:iteration_tokens_total_bucket", f"{most}.0", "tiny", "1"): 90
             for most in (8, 16, 32)
         },
+        ("vllm:iteration_tokens_total_bucket", "64.0", "tiny", "1"): 96,
         **{
-            ("vllm:iteration_tokens_total_bucket", f"{64 * 2**power}.0", "tiny", "1"): 100
-            for power in range(9)
+            ("vllm:iteration_tokens_total_bucket", f"{128 * 2**power}.0", "tiny", "1"): 100
+            for power in range(8)
         },
         ("vllm:iteration_tokens_total_bucket", "+Inf", "tiny", "1"): 100,
         ("nv_inference_pending_request_count", "tiny", "1"): 2,
@@ -60,7 +61,8 @@ async def test_every_field_is_exposed_for_each_version(worker: Any, monkeypatch:
         ("blink_agent_written_bytes_total", "tiny", "1"): 300,
         ("blink_agent_reconnections_total", "tiny", "1"): 1,
         ("blink_graph_launches_total", "8", "tiny", "decode", "1"): 90,
-        ("blink_graph_launches_total", "2x64", "tiny", "prefill", "1"): 10,
+        ("blink_graph_launches_total", "2x64", "tiny", "prefill", "1"): 6,
+        ("blink_graph_launches_total", "2x64+8", "tiny", "mixed", "1"): 4,
         ("blink_ring_slots", "tiny", "EMPTY", "1"): 1,
         ("blink_ring_slots", "tiny", "PREFILL_PENDING", "1"): 1,
         ("blink_ring_slots", "tiny", "PREFILL_PROCESSING", "1"): 0,

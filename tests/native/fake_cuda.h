@@ -110,13 +110,14 @@ class FakeCuda {
     }
 
     void run(const GraphKey& key) {
-        const PhaseBuffers& b = tables_.buffers[static_cast<uint32_t>(key.phase)];
         if (step_error == 0)
             engine_->step(key);
-        else
-            *b.error = std::exchange(step_error, 0);
-        *b.completion += 1;
-        arenas.poison_inputs(key.phase);
+        else  // of a mixed step: one word tells it for all
+            *tables_.buffers[end_part(key.phase) - 1].error = std::exchange(step_error, 0);
+        for (uint32_t part = first_part(key.phase); part < end_part(key.phase); ++part) {
+            *tables_.buffers[part].completion += 1;
+            arenas.poison_inputs(static_cast<Phase>(part));
+        }
     }
 
     EngineTables tables_;

@@ -9,11 +9,10 @@ using namespace blink;
 constexpr int kPatienceMs = 20000;
 
 struct Bench {
-    explicit Bench(StepWait wait, bool rows_movable = true) : ring(1), wait(wait) {
-        make_tables(tables, rows_movable);
+    explicit Bench(StepWait wait, Rows rows = Rows::kMovable) : ring(1), wait(wait) {
+        make_tables(tables, rows);
         cuda.emplace(tables.tables);
         host.emplace(tables.tables);
-        std::memset(host->buffers[0].error, 0, sizeof(uint32_t));
     }
 
     std::unique_ptr<CudaSteps> steps() {
@@ -53,8 +52,8 @@ void check_answer(Bench& bench, uint32_t slot, const std::vector<int32_t>& promp
 }
 
 // Sixty requests for five rows and too few blocks, through the thread.
-void test_answers(StepWait wait, bool rows_movable) {
-    Bench bench(wait, rows_movable);
+void test_answers(StepWait wait, Rows rows) {
+    Bench bench(wait, rows);
     std::mt19937 random(1);
     std::vector<std::vector<int32_t>> prompts;
     {
@@ -70,11 +69,20 @@ void test_answers(StepWait wait, bool rows_movable) {
         CHECK(scheduler.thread().condition() == SchedulerCondition::kStopped, "it did not stop");
     }
     const RingHeader& header = *bench.ring.view.header;
-    CHECK((header.preemptions > 0) == rows_movable, "%lu preemptions", header.preemptions);
-    std::string expected = "C";
-    const char* const step = wait == StepWait::kPoll ? "HGDqQ" : "HGDS";
-    for (uint64_t i = 0; i < header.steps; ++i) expected += step;
-    CHECK(bench.cuda->calls == expected, "calls %s", bench.cuda->calls.c_str());
+    CHECK((header.preemptions > 0) == (rows != Rows::kFixed), "%lu preemptions", header.preemptions);
+    CHECK((header.mixed_launches > 0) == (rows == Rows::kMixed), "%lu mixed steps", header.mixed_launches);
+    const std::string end = wait == StepWait::kPoll ? "qQ" : "S", plain = "HGD" + end, mixed = "HHGDD" + end;
+    std::string_view left = bench.cuda->calls;
+    CHECK(left.front() == 'C', "no context");
+    left.remove_prefix(1);
+    uint64_t steps = 0, mixed_steps = 0;
+    for (; !left.empty(); ++steps) {
+        const bool both = left.starts_with(mixed);
+        CHECK(both || left.starts_with(plain), "calls %s", bench.cuda->calls.c_str());
+        left.remove_prefix((both ? mixed : plain).size());
+        mixed_steps += both;
+    }
+    CHECK(steps == header.steps && mixed_steps == header.mixed_launches, "%lu steps, %lu mixed", steps, mixed_steps);
 }
 
 // A request for log-probabilities gets them; one copy more where they lie apart from the tokens.
@@ -123,9 +131,9 @@ void play(ScriptedRing& ring, uint32_t seed, Pass pass, FinishStep finish_step) 
 
 std::vector<TraceEvent> trace_of(const SchedulerState& state) { return {state.trace, state.trace + state.trace_count}; }
 
-void test_trace(StepWait wait, bool rows_movable) {
+void test_trace(StepWait wait, Rows rows) {
     constexpr uint32_t kEvents = 1 << 16;
-    Bench bench(wait, rows_movable);
+    Bench bench(wait, rows);
     std::unique_ptr<CudaSteps> steps = bench.steps();
     CudaSteps& driven = *steps;
     CudaHostScheduler scheduler(bench.ring.memory(), std::move(steps), -1, {}, kEvents);
@@ -139,7 +147,7 @@ void test_trace(StepWait wait, bool rows_movable) {
 
     ScriptedRing ring(1);
     HostEngine tables;
-    make_tables(tables, rows_movable);
+    make_tables(tables, rows);
     ScriptedEngine engine(tables.tables, kRule);
     HostScheduler plain(ring.memory(), tables.tables, {-1, {}}, kEvents);
     play(
@@ -176,6 +184,38 @@ void test_engine_error() {
     CHECK(scheduler.thread().condition() == SchedulerCondition::kRunning, "it does not run");
 }
 
+// An error of a mixed step ends the requests of both its parts, whichever word tells it.
+void test_mixed_engine_error() {
+    Bench bench(StepWait::kSynchronize, Rows::kMixed);
+    std::unique_ptr<CudaSteps> steps = bench.steps();
+    CudaSteps& driven = *steps;
+    CudaHostScheduler scheduler(bench.ring.memory(), std::move(steps), -1, {}, 0);
+    const auto pass = [&] {
+        Outcome outcome = Outcome::kProgress;
+        while (outcome == Outcome::kProgress || outcome == Outcome::kRelaunch) outcome = scheduler.thread().pass();
+        return outcome;
+    };
+    driven.begin();
+    bench.ring.submit(0, 1, {5, 6, 7}, 50);
+    pass();
+    bench.ring.submit(1, 1, {8, 9}, 50);
+    pass();  // claims it while the prefill of the other runs
+    for (; bench.ring.view.header->mixed_launches == 0; pass()) driven.await();
+    bench.cuda->step_error = 42;
+    driven.await();
+    CHECK(pass() == Outcome::kIdle, "it goes on");
+    const uint32_t generated[] = {2, 0};
+    for (const uint32_t slot : {0u, 1u}) {
+        const StatusWord status = bench.wait_for(slot, SlotState::kDecodeCompleted);
+        CHECK(status.reason == Reason::kEngineError && status.generated == generated[slot],
+              "slot %u: reason %u, %u tokens", slot, static_cast<unsigned>(status.reason), status.generated);
+    }
+    CHECK(bench.ring.view.header->error == 42, "the error is not shown");
+    bench.ring.submit(2, 1, {8, 9}, 20);
+    while (pass() == Outcome::kBusy) driven.await();
+    check_answer(bench, 2, {8, 9}, 20);
+}
+
 // Any call of the driver that fails ends the requests on rows, and the scheduler, with its number.
 void test_driver_error(StepWait wait, char call, uint32_t after) {
     Bench bench(wait);
@@ -198,7 +238,7 @@ void test_driver_error(StepWait wait, char call, uint32_t after) {
 
 void test_joined_copies() {
     HostEngine tables;
-    make_tables(tables, true);
+    make_tables(tables, Rows::kMovable);
     StepArenas device(tables.tables), host(tables.tables);
     const GraphKey key{Phase::kDecode, 3, 3};
     const StepCopies joined = plan_copies(key, tables.tables.max_blocks, device.buffers[0], host.buffers[0]);
@@ -227,9 +267,9 @@ void test_wrong_number_of_graphs() {
 
 int main() {
     for (const StepWait wait : {StepWait::kSynchronize, StepWait::kPoll}) {
-        for (const bool rows_movable : {true, false}) {
-            test_answers(wait, rows_movable);
-            test_trace(wait, rows_movable);
+        for (const Rows rows : {Rows::kFixed, Rows::kMovable, Rows::kMixed}) {
+            test_answers(wait, rows);
+            test_trace(wait, rows);
         }
         for (const char call : {'H', 'G', 'D', wait == StepWait::kPoll ? 'Q' : 'S'})
             for (const uint32_t after : {0u, 7u}) test_driver_error(wait, call, after);
@@ -237,6 +277,7 @@ int main() {
     }
     test_logprobs();
     test_engine_error();
+    test_mixed_engine_error();
     test_joined_copies();
     test_wrong_number_of_graphs();
     std::puts("answers, traces and failures are right");

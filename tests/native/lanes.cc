@@ -3,10 +3,8 @@
 // One script of submits, cancels and releases is played to a scheduler of one lane and to one of
 // several. Both must do the same, event for event, and no two lanes may race.
 //
-//   lanes movable|fixed
+//   lanes fixed|movable|mixed
 #include <pthread.h>
-
-#include <string_view>
 
 #include "scripted_ring.h"
 
@@ -129,8 +127,10 @@ class Script {
     void finish_step() {
         const GraphKey& key = tables_.graphs[*flight_];
         engine_.step(key);
-        const PhaseBuffers& step = tables_.tables.buffers[static_cast<uint32_t>(key.phase)];
-        HostPort::store_release(step.completion, *step.completion + 1);
+        for (uint32_t part = first_part(key.phase); part < end_part(key.phase); ++part) {
+            uint32_t* const completion = tables_.tables.buffers[part].completion;
+            HostPort::store_release(completion, *completion + 1);
+        }
         flight_.reset();
     }
 
@@ -142,10 +142,10 @@ class Script {
     std::optional<uint32_t> flight_;
 };
 
-std::vector<TraceEvent> trace_of(uint32_t lanes, bool rows_movable) {
+std::vector<TraceEvent> trace_of(uint32_t lanes, Rows rows) {
     ScriptedRing ring(kRanges);
     HostEngine tables;
-    make_tables(tables, rows_movable);
+    make_tables(tables, rows);
     StateMemory memory(ring.view.slot_count, tables.tables);
     SchedulerState* const state = memory.state;
     Script script(ring, tables);
@@ -174,18 +174,18 @@ std::vector<TraceEvent> trace_of(uint32_t lanes, bool rows_movable) {
     run_lane(0);
     for (std::thread& thread : threads) thread.join();
     CHECK(state->rows_used == 0 && state->waiting_count == 0, "something is left");
-    CHECK(!rows_movable || state->free_count == tables.tables.block_count - 1, "blocks are lost");
+    CHECK(rows == Rows::kFixed || state->free_count == tables.tables.block_count - 1, "blocks are lost");
     return {state->trace, state->trace + state->trace_count};
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-    const std::string_view rows = argc == 2 ? argv[1] : "";
-    if (rows != "movable" && rows != "fixed") return std::fputs("usage: lanes movable|fixed\n", stderr), 2;
-    const std::vector<TraceEvent> expected = trace_of(1, rows == "movable");
+    const std::optional<Rows> rows = rows_asked(argc, argv);
+    if (!rows) return 2;
+    const std::vector<TraceEvent> expected = trace_of(1, *rows);
     for (const uint32_t lanes : {2u, 5u}) {
-        const std::vector<TraceEvent> trace = trace_of(lanes, rows == "movable");
+        const std::vector<TraceEvent> trace = trace_of(lanes, *rows);
         const auto [one, other] = std::mismatch(expected.begin(), expected.end(), trace.begin(), trace.end(),
                                                 [](const TraceEvent& x, const TraceEvent& y) {
                                                     return x.kind == y.kind && x.a == y.a && x.b == y.b && x.c == y.c;
@@ -193,8 +193,13 @@ int main(int argc, char** argv) {
         CHECK(one == expected.end() && other == trace.end(), "%u lanes: another event at %td", lanes,
               one - expected.begin());
     }
-    size_t kinds[9] = {};
-    for (const TraceEvent& event : expected) kinds[static_cast<size_t>(event.kind)] += 1;
-    std::printf("%zu claims, %zu launches, %zu preemptions, %zu moves\n", kinds[1], kinds[3], kinds[5], kinds[6]);
-    CHECK(kinds[1] > 100 && (rows == "fixed" || (kinds[5] > 0 && kinds[6] > 0)), "the script is too tame");
+    size_t kinds[9] = {}, mixed = 0;
+    for (const TraceEvent& event : expected) {
+        kinds[static_cast<size_t>(event.kind)] += 1;
+        mixed += event.kind == TraceKind::kLaunch && event.a == kMixedGraph;
+    }
+    std::printf("%zu claims, %zu launches, %zu of them mixed, %zu preemptions, %zu moves\n", kinds[1], kinds[3], mixed,
+                kinds[5], kinds[6]);
+    CHECK((mixed > 0) == (rows == Rows::kMixed), "%zu mixed steps", mixed);
+    CHECK(kinds[1] > 100 && (rows == Rows::kFixed || (kinds[5] > 0 && kinds[6] > 0)), "the script is too tame");
 }

@@ -37,7 +37,7 @@ int main() {
     constexpr uint32_t kRetries = 3, kLaunches = 4;
     ScriptedRing ring(1);
     HostEngine tables;
-    make_tables(tables, true);
+    make_tables(tables, Rows::kMovable);
     ScriptedEngine engine(tables.tables, ScriptedRule{101, 2, 0});
     StateMemory memory(ring.view.slot_count, tables.tables);
     LaunchMailbox mailbox;

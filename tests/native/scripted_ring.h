@@ -4,7 +4,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "blink/host_scheduler.h"
@@ -76,8 +78,26 @@ class ScriptedRing {
     std::unique_ptr<uint8_t, Free> memory_;
 };
 
-// Tables with one graph a phase, the largest: 5 rows; 2 sequences of 32 tokens together.
-inline void make_tables(HostEngine& engine, bool rows_movable) {
+// What the native programs run on: rows that are their own KV memory, paged rows, and these with mixed steps.
+enum class Rows { kFixed, kMovable, kMixed };
+
+// The program's one argument, or none where it is wrong.
+inline std::optional<Rows> rows_asked(int argc, char** argv) {
+    const std::string_view asked = argc == 2 ? argv[1] : "";
+    if (asked == "fixed") return Rows::kFixed;
+    if (asked == "movable") return Rows::kMovable;
+    if (asked == "mixed") return Rows::kMixed;
+    std::fprintf(stderr, "usage: %s fixed|movable|mixed\n", argv[0]);
+    return std::nullopt;
+}
+
+constexpr uint32_t kMixedRows = 4;
+constexpr uint16_t kMixedGraph = 2;
+
+// Tables with one graph a phase, the largest: 5 rows; 2 sequences of 32 tokens together, 16 of them
+// beside rows. Mixed steps are of up to 4 rows: with more, decode and prefill take turns.
+inline void make_tables(HostEngine& engine, Rows rows) {
+    const bool rows_movable = rows != Rows::kFixed;
     EngineTables& t = engine.tables;
     t.max_rows = 5;
     t.max_sequences = 2;
@@ -93,6 +113,13 @@ inline void make_tables(HostEngine& engine, bool rows_movable) {
                      {Phase::kPrefill, t.max_sequences, t.max_prefill_tokens}};
     engine.decode_lookup.assign(t.max_rows, 0);
     engine.prefill_lookup.assign(t.max_sequences, 1);
+    if (rows == Rows::kMixed) {
+        t.mixed_sequences = 2;
+        t.max_mixed_tokens = 16;
+        engine.graphs.push_back({Phase::kMixed, t.mixed_sequences, t.max_mixed_tokens, kMixedRows});
+        engine.mixed_lookup.assign(kMixedRows, kMixedGraph);
+        engine.mixed_lookup.resize(t.max_rows, kNoGraph);
+    }
     engine.eos_token_ids = {kRule.eos_token_id};
     engine.finish();
 }

@@ -1,9 +1,7 @@
 // Scheduler, engine and four frontends on threads of their own, for sanitizers: every answer is
 // checked against the plain rule, frontends cancel, release early, die and are succeeded.
 //
-//   stress movable|fixed
-#include <string_view>
-
+//   stress fixed|movable|mixed
 #include "scripted_ring.h"
 
 namespace {
@@ -141,10 +139,10 @@ void park_now_and_then(HostScheduler& scheduler, RingHeader& header, const std::
     }
 }
 
-void run(bool rows_movable) {
+void run(Rows rows) {
     ScriptedRing ring(kFrontends);
     HostEngine tables;
-    make_tables(tables, rows_movable);
+    make_tables(tables, rows);
     ScriptedEngine engine(tables.tables, kRule);
     const int doorbell = eventfd(0, EFD_NONBLOCK);
     std::vector<int> bells;
@@ -167,8 +165,10 @@ void run(bool rows_movable) {
     CHECK(header.claims == kFrontends * kRequests && header.claims == header.completions, "%lu claims, %lu completions",
           header.claims, header.completions);
     CHECK(header.rows_used == 0 && header.blocks_used == 0 && header.waiting == 0, "something is left");
-    std::printf("%lu steps, %lu preemptions, %lu moves, %lu parks\n", header.steps, header.preemptions,
-                header.row_moves, header.parks);
+    CHECK((header.mixed_launches > 0) == (rows == Rows::kMixed), "%lu mixed steps", header.mixed_launches);
+    CHECK(header.steps == header.decode_launches + header.prefill_launches + header.mixed_launches, "steps are lost");
+    std::printf("%lu steps, %lu mixed, %lu preemptions, %lu moves, %lu parks\n", header.steps, header.mixed_launches,
+                header.preemptions, header.row_moves, header.parks);
     close(doorbell);
     for (const int bell : bells) close(bell);
 }
@@ -176,7 +176,7 @@ void run(bool rows_movable) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    const std::string_view rows = argc == 2 ? argv[1] : "";
-    if (rows != "movable" && rows != "fixed") return std::fputs("usage: stress movable|fixed\n", stderr), 2;
-    run(rows == "movable");
+    const std::optional<Rows> rows = rows_asked(argc, argv);
+    if (!rows) return 2;
+    run(*rows);
 }

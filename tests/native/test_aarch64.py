@@ -65,7 +65,8 @@ def test_the_native_modules_are_compiled(tmp_path: Path, module: str, sources: s
     [
         ("stress", ["movable"], "parks"),
         ("stress", ["fixed"], "parks"),
-        ("lanes", ["movable"], "claims"),
+        ("stress", ["mixed"], "parks"),
+        ("lanes", ["mixed"], "claims"),
         ("launch_failure", [], ""),
         ("host_driven", [], "right"),
     ],

@@ -74,12 +74,12 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-@pytest.mark.parametrize("rows", ["movable", "fixed"])
+@pytest.mark.parametrize("rows", ["fixed", "movable", "mixed"])
 def test_threads_of_scheduler_engine_and_frontends(build: Build, sanitizer: str, rows: str) -> None:
     assert "parks" in run(build("stress", sanitizer), rows)
 
 
-@pytest.mark.parametrize("rows", ["movable", "fixed"])
+@pytest.mark.parametrize("rows", ["fixed", "movable", "mixed"])
 def test_lanes_neither_race_nor_matter(build: Build, rows: str) -> None:
     assert "claims" in run(build("lanes", "thread"), rows)
 

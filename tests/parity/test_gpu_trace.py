@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from blink_persistent.gpu.driver import cuda_driver
+from blink_persistent.graph_grid import DECODE, MIXED, PREFILL
 from blink_persistent.ring import SlotState
 from blink_persistent.testing.device_harness import DeviceHarness
 from blink_persistent.testing.host_driven_harness import HostDrivenHarness
@@ -22,7 +23,11 @@ pytestmark = pytest.mark.gpu
 SHAPES = {
     "paged": ScriptedShape(max_rows=6, max_sequences=3, block_count=40, eos_every=40),
     "rows": ScriptedShape(max_rows=4, max_sequences=1, rows_movable=False, eos_every=40),
-}
+    "mixed": ScriptedShape(
+        max_rows=6, max_sequences=3, block_count=40, eos_every=40,
+        prefill_chunk=20, max_mixed_tokens=16, max_mixed_rows=4,
+    ),
+}  # fmt: skip
 TRACE_CAPACITY = 1 << 16
 
 
@@ -123,6 +128,9 @@ def test_all_three_ports_take_the_same_actions(shape: ScriptedShape, seed: int) 
     kinds = {event.kind for event in recording.trace}
     wanted = set(TraceKind)
     assert kinds == (wanted if shape.rows_movable else wanted - {TraceKind.MOVE, TraceKind.PREEMPT})
+    keys = shape.grid.keys
+    phases = {keys[event.a].phase for event in recording.trace if event.kind == TraceKind.LAUNCH}
+    assert phases == {DECODE, PREFILL, *((MIXED,) if shape.max_mixed_tokens else ())}
     try:
         cuda_driver()
     except Unavailable as missing:

@@ -369,6 +369,16 @@ def test_graph_grid_lists_grow_strictly(
     assert [field for field, _ in problems] == [f"decode[{i}]" for i in wrong]
 
 
+def test_mixed_shapes_are_ordered_by_sequences_then_tokens_then_rows(tmp_path: Path) -> None:
+    def shape(tokens: int, rows: int) -> dict[str, int]:
+        return {"sequences": 2, "tokens": tokens, "rows": rows}
+
+    assert grid_problems(tmp_path, mixed=[shape(16, 1), shape(16, 8), shape(32, 1)]) == []
+    [(field, _)] = grid_problems(tmp_path, mixed=[shape(16, 8), shape(16, 1)])
+    assert field == "mixed[1]"
+    assert grid_problems(tmp_path, mixed=[]) == [("mixed", "must have at least 1 element")]
+
+
 def test_prefill_shapes_are_ordered_by_sequences_then_tokens(tmp_path: Path) -> None:
     def shape(sequences: int, tokens: int) -> dict[str, int]:
         return {"sequences": sequences, "tokens": tokens}

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from blink_persistent import _native
 from blink_persistent.graph_grid import (
     DECODE,
+    MIXED,
+    NO_GRAPH,
     PREFILL,
     GraphGrid,
     GraphKey,
@@ -23,6 +25,7 @@ from blink_persistent.graph_grid import (
     decode_lookup,
     default_grid,
     fine_grid,
+    mixed_lookup,
     prefill_lookup,
 )
 
@@ -62,6 +65,64 @@ def test_every_step_gets_the_smallest_graph_that_holds_it(
             assert key.tokens == min(k.tokens for k in holds)
 
 
+@st.composite
+def mixed_grids(draw: st.DrawFn) -> GraphGrid:
+    """Grids that may have mixed keys, of any tokens and rows within their limits."""
+    grid = draw(grids())
+    sizes = st.tuples(st.integers(1, grid.max_prefill_tokens), st.integers(1, grid.max_rows))
+    sequences = draw(st.integers(1, grid.max_sequences))
+    mixed = draw(st.sets(sizes, max_size=8))
+    return GraphGrid((*grid.keys, *(GraphKey(MIXED, sequences, *key) for key in sorted(mixed))))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(grid=mixed_grids(), granularity=st.integers(1, 64), chance=st.randoms())
+def test_every_mixed_step_gets_the_graph_that_computes_least_or_none(
+    grid: GraphGrid, granularity: int, chance: random.Random
+) -> None:
+    some = {graph for graph in range(len(grid.keys)) if chance.random() < 0.7}
+    for available in (None, some):
+        table = mixed_lookup(grid, granularity, available)
+        assert table.shape == (grid.max_rows, -(-grid.max_mixed_tokens // granularity))
+        for (row, column), graph in np.ndenumerate(table):
+            tokens = min((column + 1) * granularity, grid.max_mixed_tokens)
+            holds = [
+                key
+                for number, key in grid.of_phase(MIXED)
+                if key.rows > row and key.tokens >= tokens and number in (available or {number})
+            ]
+            assert (graph == NO_GRAPH) == (not holds)
+            if holds:
+                assert grid.keys[graph] in holds
+                assert grid.keys[graph].all_tokens == min(key.all_tokens for key in holds)
+
+
+@pytest.mark.parametrize(
+    ("mixed", "match"),
+    [
+        ([(1, 16, 2), (2, 16, 4)], "the same number of sequences"),
+        ([(5, 16, 2)], "goes beyond the largest"),
+        ([(4, 257, 2)], "goes beyond the largest"),
+        ([(4, 16, 9)], "goes beyond the largest"),
+    ],
+)
+def test_mixed_keys_beyond_the_others_are_refused(
+    mixed: list[tuple[int, int, int]], match: str
+) -> None:
+    keys = default_grid(8, 256, max_sequences=4).keys
+    with pytest.raises(ValueError, match=match):
+        mixed_lookup(GraphGrid((*keys, *(GraphKey(MIXED, *key) for key in mixed))), 16)
+
+
+def test_a_mixed_key_is_a_decode_and_a_prefill_key() -> None:
+    assert GraphKey(MIXED, 4, 512, 64).parts == (
+        GraphKey(DECODE, 64, 64),
+        GraphKey(PREFILL, 4, 512),
+    )
+    assert GraphKey(PREFILL, 4, 512).parts == (GraphKey(PREFILL, 4, 512),)
+    assert [GraphKey(MIXED, 4, 512, 64).all_tokens, GraphKey(DECODE, 8, 8).all_tokens] == [576, 8]
+
+
 def test_a_grid_whose_largest_prefill_key_does_not_hold_every_step_is_refused() -> None:
     keys = (GraphKey(DECODE, 1, 1), GraphKey(PREFILL, 1, 64), GraphKey(PREFILL, 4, 32))
     with pytest.raises(ValueError, match=r"\(1 sequences, 64 tokens\) must hold 4 sequences"):
@@ -69,10 +130,12 @@ def test_a_grid_whose_largest_prefill_key_does_not_hold_every_step_is_refused() 
 
 
 def test_json_keeps_a_grid_and_obeys_its_schema() -> None:
-    grid = default_grid(8, 256, max_sequences=4)
+    grid = default_grid(8, 256, max_sequences=4, max_mixed_tokens=100)
+    assert [key for _, key in grid.of_phase(MIXED)][-1] == GraphKey(MIXED, 4, 100, 8)
     document = json.loads(json.dumps(grid.to_json()))
     jsonschema.validate(document, json.loads(SCHEMA.read_text()))
     assert GraphGrid.from_json(document) == grid
+    assert "mixed" not in grid.without_mixed().to_json()
     shuffled = {phase: keys[::-1] for phase, keys in document.items()}
     assert GraphGrid.from_json(shuffled) == grid
 
@@ -106,19 +169,37 @@ def test_the_numbers_of_graphs_are_their_places() -> None:
         ({"token_granularity": 0}, "granularity must be positive"),
         ({"block_size": 1}, "must cover the context length"),
         ({"block_count": 1}, "the null block and at least one more"),
-        ({"max_prefill_tokens": 1, "prefill_lookup": [2]}, "must hold two tokens"),
+        (
+            {
+                **{"max_prefill_tokens": 1, "prefill_lookup": [2]},
+                **{"max_mixed_tokens": 0, "mixed_lookup": []},
+            },
+            "must hold two tokens",
+        ),
+        ({"prefill_chunk": 1}, "prefill chunk: 2 tokens"),
+        ({"prefill_chunk": 33}, "prefill chunk: 2 tokens"),
+        ({"mixed_lookup": [4, 4]}, "max_rows x token columns"),
+        ({"max_mixed_tokens": 17}, "max_rows x token columns"),
+        ({"max_mixed_tokens": 1}, "two tokens at least"),
+        ({"mixed_sequences": 2}, "within the limits of prefill"),
+        ({"mixed_lookup": [4, 4, 4]}, "too few or too many rows"),
+        ({"mixed_lookup": [4, 3, _native.NO_GRAPH]}, "another phase"),
+        ({"mixed_lookup": [9, 4, _native.NO_GRAPH]}, "another phase or beyond"),
     ],
 )
 def test_tables_that_do_not_fit_the_engine_are_refused(changed: dict[str, Any], match: str) -> None:
     arguments: dict[str, Any] = {
-        "graphs": [(0, 1, 1, 0), (0, 3, 3, 0), (1, 1, 32, 0), (1, 1, 16, 0)],
+        "graphs": [(0, 1, 1, 0), (0, 3, 3, 0), (1, 1, 32, 0), (1, 1, 16, 0), (2, 1, 16, 2)],
         "decode_lookup": [0, 1, 1],
         "prefill_lookup": [3, 2],
+        "mixed_lookup": [4, 4, _native.NO_GRAPH],
         "eos_token_ids": [2],
         "max_rows": 3,
         "max_sequences": 1,
         "max_prefill_tokens": 32,
         "token_granularity": 16,
+        "mixed_sequences": 1,
+        "max_mixed_tokens": 16,
         "context_length": 96,
         "vocabulary_size": 101,
         "block_size": 4,
@@ -133,7 +214,11 @@ def test_tables_that_do_not_fit_the_engine_are_refused(changed: dict[str, Any], 
 
 @pytest.mark.parametrize(("rows", "keys"), [(64, 640), (128, 672), (256, 704)])
 def test_a_fine_grid_has_as_many_keys_as_it_says(rows: int, keys: int) -> None:
-    assert len(fine_grid(rows, 2048, max_sequences=8, granularity=16).keys) == keys
+    limits: dict[str, int] = {"max_sequences": 8, "granularity": 16}
+    assert len(fine_grid(rows, 2048, **limits).keys) == keys
+    mixed = len(fine_grid(rows, 2048, **limits, max_mixed_tokens=512).keys) - keys
+    assert mixed == {64: 96, 128: 120, 256: 144}[rows]
+    assert keys + mixed <= _native.SHOWN_GRAPHS
 
 
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
@@ -144,7 +229,9 @@ def test_a_fine_grid_has_as_many_keys_as_it_says(rows: int, keys: int) -> None:
     granularity=st.sampled_from([1, 8, 16]),
 )
 def test_a_fine_grid_pads_little(rows: int, tokens: int, sequences: int, granularity: int) -> None:
-    grid = fine_grid(rows, tokens, max_sequences=sequences, granularity=granularity)
+    grid = fine_grid(
+        rows, tokens, max_sequences=sequences, granularity=granularity, max_mixed_tokens=tokens
+    )
     assert (grid.max_rows, grid.max_prefill_tokens, grid.max_sequences) == (rows, tokens, sequences)
     assert len(set(grid.keys)) == len(grid.keys)
     for held, graph in enumerate(decode_lookup(grid), 1):
@@ -154,6 +241,10 @@ def test_a_fine_grid_pads_little(rows: int, tokens: int, sequences: int, granula
         key, least = grid.keys[graph], min((place[1] + 1) * granularity, tokens)
         assert key.tokens - least <= max(least / 32, granularity - 1)
         assert key.sequences - (place[0] + 1) <= (place[0] + 1) / 2
+    for place, graph in np.ndenumerate(mixed_lookup(grid, granularity)):
+        key, least = grid.keys[graph], min((place[1] + 1) * granularity, tokens)
+        assert key.tokens - least <= max(least / 8, granularity - 1)
+        assert key.rows - (place[0] + 1) <= max(place[0], 7)
 
 
 def test_a_version_can_begin_with_a_coarse_part_of_its_grid() -> None:
@@ -168,6 +259,18 @@ def test_a_version_can_begin_with_a_coarse_part_of_its_grid() -> None:
     assert grid.keys[decode[32]] == GraphKey(DECODE, 64, 64)
     assert grid.keys[prefill[1, 64]] == GraphKey(PREFILL, 8, 2048)
     assert grid.keys[prefill[0, 63]] == GraphKey(PREFILL, 1, 1024)
+
+
+def test_of_its_mixed_keys_it_begins_with_those_for_most_rows() -> None:
+    limits: dict[str, int] = {"max_sequences": 8, "granularity": 16}
+    grid = fine_grid(64, 2048, **limits, max_mixed_tokens=400)
+    coarse = coarse_part(grid)
+    plain = coarse_part(grid.without_mixed())
+    assert coarse[: len(plain)] == plain
+    mixed = [grid.keys[graph] for graph in coarse[len(plain) :]]
+    assert mixed == [GraphKey(MIXED, 8, tokens, 64) for tokens in (16, 32, 64, 128, 256, 400)]
+    table = mixed_lookup(grid, 16, coarse)
+    assert set(table.ravel().tolist()) == set(coarse[len(plain) :])
 
 
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)

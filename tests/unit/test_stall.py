@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from blink_persistent import _native
-from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, GraphKey
+from blink_persistent.graph_grid import DECODE, MIXED, PREFILL, GraphGrid, GraphKey
 from blink_persistent.ring import Ring
 from blink_persistent.stall import HeartbeatClock, StallWatch, StepLimits, stalled
 
-GRID = GraphGrid((GraphKey(DECODE, 8, 8), GraphKey(PREFILL, 1, 256)))
+GRID = GraphGrid((GraphKey(DECODE, 8, 8), GraphKey(PREFILL, 1, 256), GraphKey(MIXED, 2, 120, 8)))
 LIMITS = StepLimits(GRID, seconds=2.0)
 SECOND = 1_000_000_000
 NOW = 1000 * SECOND
@@ -37,7 +37,9 @@ def write(ring: Ring, **fields: int) -> None:
 
 
 def test_an_idle_scheduler_is_not_hung(ring: Ring) -> None:
-    write(ring, decode_launches=7, prefill_launches=3, steps=10, step_started_ns=1)
+    write(
+        ring, decode_launches=6, prefill_launches=3, mixed_launches=1, steps=10, step_started_ns=1
+    )
     assert stalled(ring, LIMITS, NOW) == ""
 
 
@@ -48,13 +50,16 @@ def test_an_idle_scheduler_is_not_hung(ring: Ring) -> None:
         (0, 2.5, "the decode step of 8 rows has run for 2.5 s (its limit is 2.0 s)"),
         (1, 7.9, ""),  # 256 tokens: four times the limit of 64
         (1, 9, "the prefill step of 1 sequences and 256 tokens has run for 9.0 s"),
+        (2, 3.9, ""),
+        (2, 5, "the mixed step of 8 rows, 2 sequences and 120 tokens has run for 5.0 s"),
     ],
 )
 def test_a_step_is_measured_against_its_key(
     ring: Ring, graph: int, seconds: float, said: str
 ) -> None:
     started = NOW - int(seconds * SECOND)
-    write(ring, decode_launches=11, steps=10, running_graph=graph, step_started_ns=started)
+    launches = "mixed_launches" if GRID.keys[graph].phase == MIXED else "decode_launches"
+    write(ring, **{launches: 11}, steps=10, running_graph=graph, step_started_ns=started)
     reason = stalled(ring, LIMITS, NOW)
     assert said in reason
     assert bool(reason) == bool(said)

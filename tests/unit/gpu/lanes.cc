@@ -2,13 +2,14 @@
 // submits, cancels and releases, and prints every decision and every output. What it prints must
 // not depend on the number of lanes.
 //
-// usage: lanes LANES SEED MOVABLE
+// usage: lanes LANES SEED fixed|movable|mixed PUBLISHES
 #include <atomic>
 #include <barrier>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <random>
+#include <string_view>
 #include <thread>
 
 #include "blink/host_scheduler.h"
@@ -29,6 +30,8 @@ struct Block {
     std::atomic<uint32_t> lookups = 0;  // reads of them
 };
 
+constexpr uint16_t kMixedGraph = 3;
+
 class LanePort {
   public:
     LanePort(Block& block, uint32_t lane) : block_(block), lane_(lane) {}
@@ -44,9 +47,11 @@ class LanePort {
     static FrontendWords load_words(FrontendWords* words) { return HostPort::load_words(words); }
     static ControlWords load_control(const ControlWords* control) { return HostPort::load_control(control); }
     static uint32_t load_acquire(uint32_t* word) { return HostPort::load_acquire(word); }
-    // While the host publishes, every other read of the small decode graph's entry still finds the large one.
+    // While the host publishes, every other read of the small decode graph's entry still finds the large
+    // one, and every other one of a mixed graph's none.
     uint32_t load(const uint16_t* word) const {
         const bool late = block_.lookups++ % 2 == 0 && block_.publishes;
+        if (late && *word == kMixedGraph) return kNoGraph;
         return late && *word == 0 ? 1 : HostPort::load(word);
     }
     template <class T>
@@ -84,7 +89,7 @@ class LanePort {
 
 constexpr uint32_t kSlots = 256, kArena = 96, kContext = 80, kVocabulary = 500;
 
-std::unique_ptr<HostEngine> make_engine(bool movable) {
+std::unique_ptr<HostEngine> make_engine(bool movable, bool mixed) {
     auto engine = std::make_unique<HostEngine>();
     engine->graphs = {{Phase::kDecode, 4, 4}, {Phase::kDecode, 12, 12}, {Phase::kPrefill, 5, 48}};
     engine->decode_lookup = {0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
@@ -101,6 +106,14 @@ std::unique_ptr<HostEngine> make_engine(bool movable) {
     t.block_count = 60;
     t.max_blocks = movable ? kContext / 4 : 1;
     t.rows_movable = movable;
+    t.prefill_chunk = 30;
+    if (mixed) {
+        engine->graphs.push_back({Phase::kMixed, 3, 20, 9});
+        engine->mixed_lookup.assign(12 * 2, kNoGraph);
+        std::fill_n(engine->mixed_lookup.begin(), 9 * 2, kMixedGraph);
+        t.mixed_sequences = 3;
+        t.max_mixed_tokens = 20;
+    }
     engine->finish();
     return engine;
 }
@@ -160,8 +173,8 @@ class Script {
     std::mt19937 random_;
 };
 
-int run(uint32_t lanes, uint32_t seed, bool movable, bool publishes) {
-    const auto engine = make_engine(movable);
+int run(uint32_t lanes, uint32_t seed, std::string_view rows, bool publishes) {
+    const auto engine = make_engine(rows != "fixed", rows == "mixed");
     const RingShape shape{1, kSlots, kSlots * kArena, kSlots * kArena, 1024};
     std::vector<RingHeader> ring_memory(describe_ring(shape, 1).total_bytes / sizeof(RingHeader));
     create_ring(ring_memory.data(), ring_memory.size() * sizeof(RingHeader), shape, 1);
@@ -185,8 +198,10 @@ int run(uint32_t lanes, uint32_t seed, bool movable, bool publishes) {
             const GraphKey key = engine->graphs[*block.launched];
             block.launched.reset();
             scripted.step(key);
-            uint32_t* completion = engine->tables.buffers[static_cast<uint32_t>(key.phase)].completion;
-            HostPort::store_release(completion, *completion + 1);
+            for (uint32_t part = first_part(key.phase); part < end_part(key.phase); ++part) {
+                uint32_t* completion = engine->tables.buffers[part].completion;
+                HostPort::store_release(completion, *completion + 1);
+            }
         }
         quiet = script.all_empty() ? quiet + 1 : 0;
     };
@@ -220,5 +235,5 @@ int run(uint32_t lanes, uint32_t seed, bool movable, bool publishes) {
 int main(int count, char** arguments) {
     if (count != 5) return 2;
     const auto number = [arguments](int place) { return static_cast<uint32_t>(std::atoi(arguments[place])); };
-    return blink::run(number(1), number(2), number(3) != 0, number(4) != 0);
+    return blink::run(number(1), number(2), arguments[3], number(4) != 0);
 }
