@@ -28,6 +28,7 @@ from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels.choices import Cut, DecodeTiling, Shape, row_tile
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.primed import MakePrimed, no_primed
+from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.step_tensors import KvCache, StepInputs, Workspace, empty_inputs
@@ -63,6 +64,7 @@ class Bench:
     def __init__(self, model: str, make_primed: MakePrimed = no_primed) -> None:
         self.shape = shape = ARCHITECTURES[model]
         self.make_primed = make_primed
+        self.primed_attention: PrimedAttention | None = None
         self.names = WITH_EXPERTS if shape.experts else NAMES
         places = {"device": "cuda", "dtype": torch.bfloat16}
         self.weights = random_weights(shape, **places)
@@ -91,6 +93,7 @@ class Bench:
             decode=tiling,
             cuts=cuts,
             make_primed=self.make_primed,
+            primed_attention=self.primed_attention,
         )
 
     def step_us(self, rows: int, kernels: FusedKernels) -> float:

@@ -8,8 +8,9 @@ TB/s. The streamed cut is the table's, or the best of a few; the primed cuts are
 the least estimates. "chain": a step's products with the norms between them, without rotation and
 attention, so that the distance to the products' floor is what the products lose and what lies
 between them. "step": a whole decode step but for the sampler. Both with the library's, the
-streamed, the primed products, and with the best of each; unchained too. "kernels" are those of
-the last, launched eagerly, with the floor of each product. What is printed last are lines of the
+streamed, the primed products, and with the best of each; unchained too. "attention": the step with
+the best products, and with those that leave attention room, and each cut of primed attention.
+"kernels" are those of the shortest step, launched eagerly. What is printed last are lines of the
 table in kernels/choices.py.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -24,7 +26,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine_choices import MODELS, ROWS, Bench, candidates, kernels_of, microseconds
+from engine_choices import (
+    MAX_ROWS,
+    MODELS,
+    PROCESSORS,
+    ROWS,
+    Bench,
+    candidates,
+    kernels_of,
+    microseconds,
+)
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels.choices import HOPPER_CUTS, Cut, row_tile
@@ -33,14 +44,28 @@ from blink_persistent.engines.cuda.kernels.likely_cuts import (
     MEMORY_BANDWIDTH,
     StepProduct,
     estimated_us,
+    likely_cuts,
     primed_candidates,
     step_products,
 )
 from blink_persistent.engines.cuda.kernels.primed import PrimedProducts
+from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
+from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut, is_attended
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
 from blink_persistent.gpu.driver import Gpu
 
 FEW_STREAMED = 4
+ATTENTIONS = [
+    AttentionCut(warps=warps, stages=stages, programs=programs)
+    for warps, stages, programs in (
+        (4, 1, 1),
+        (4, 2, 1),
+        (4, 2, 2),
+        (4, 1, 4),
+        (8, 1, 2),
+        (2, 2, 4),
+    )
+]
 AnyCut = Cut | PrimedCut
 Note = Callable[..., None]
 
@@ -66,7 +91,7 @@ class Contest:
     """The three ways of each product of one model, for one number of rows."""
 
     def __init__(self, bench: Bench, gpu: Gpu, rows: int, tries: int, note: Note) -> None:
-        self.bench, self.rows, self.note = bench, rows, note
+        self.bench, self.gpu, self.rows, self.note = bench, gpu, rows, note
         self.tile = tile = row_tile(rows)
         self.products = step_products(bench.shape)
         self.primed = {product: likeliest(product, tile, tries) for product in self.products}
@@ -75,7 +100,12 @@ class Contest:
             for product, cuts in self.primed.items()
             for number, cut in enumerate(cuts)
         }
-        kernels = PrimedProducts(gpu, every)  # compiled together
+        self.beside = {
+            key: cut
+            for key, cut in likely_cuts(bench.shape, primed_attention=True).items()
+            if key[1] == tile
+        }
+        kernels = PrimedProducts(gpu, every | self.beside)  # compiled together
         bench.make_primed = lambda cuts: kernels
         self.best: dict[str, dict[StepProduct, tuple[float, AnyCut | None]]] = {}
 
@@ -127,9 +157,32 @@ class Contest:
                     share=round(share, 3),
                     step=round(step, 1),
                 )
-        self.note(
-            "kernels", rows=self.rows, kernels=kernels_of(self.bench.step(self.rows, kernels))
-        )
+
+    def with_attention(self) -> None:
+        """The step with every cut of primed attention, and with none."""
+        bench = self.bench
+        offers: list[AttentionCut | None] = [None]
+        if is_attended(bench.shape):
+            offers += ATTENTIONS
+        shortest: tuple[float, Any] = (math.inf, None)
+        for offer in offers:
+            bench.primed_attention = offer and PrimedAttention(
+                self.gpu,
+                bench.shape,
+                max_rows=MAX_ROWS,
+                processors=PROCESSORS,
+                device="cuda",
+                always=offer,
+            )
+            for way, cuts in (("best", self.chosen("best")), ("beside", self.beside)):
+                kernels = bench.kernels(cuts, None)
+                us = bench.step_us(self.rows, kernels)
+                self.note("attention", rows=self.rows, way=way, us=round(us, 1),
+                          cut=offer and asdict(offer))  # fmt: skip
+                shortest = min(shortest, (us, kernels), key=lambda found: found[0])
+        bench.primed_attention = None
+        found = kernels_of(bench.step(self.rows, shortest[1]))
+        self.note("kernels", rows=self.rows, us=round(shortest[0], 1), kernels=found)
 
     def chain(self, kernels: FusedKernels) -> Callable[[], None]:
         """All layers' products and norms, in the order of a step."""
@@ -162,6 +215,7 @@ def measure(model: str, gpu: Gpu, rows: list[int], tries: int, note: Note) -> li
         contest = Contest(bench, gpu, count, tries, note)
         contest.products_alone()
         contest.together()
+        contest.with_attention()
         lines += [f"    {key}: {cut}," for key, cut in contest.chosen("best").items()]
     return lines
 

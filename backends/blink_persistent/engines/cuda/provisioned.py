@@ -168,15 +168,17 @@ class CudaProvisioned(CapturedEngine):
         hopper = properties.major >= HOPPER
         processors = properties.multi_processor_count - SCHEDULERS_PROCESSORS
         sizes: dict[str, Any] = {"max_rows": grid.max_rows, "device": self.device}
-        attention = None
+        attention, cuts = None, None
         if hopper and options.primed_attention and is_attended(architecture):
             attention = PrimedAttention(self.gpu, architecture, processors=processors, **sizes)
+        if hopper and options.primed_products:
+            cuts = likely_cuts(architecture, primed_attention=attention is not None)
         return FusedKernels(
             architecture,
             capacity=self.limits.max_blocks * options.block_size,
             processors=processors,
             chained=hopper,
-            cuts=likely_cuts(architecture) if hopper and options.primed_products else None,
+            cuts=cuts,
             make_primed=primed_on(self.gpu),
             primed_attention=attention,
             **sizes,

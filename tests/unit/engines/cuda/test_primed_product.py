@@ -17,6 +17,7 @@ from blink_persistent.engines.cuda.kernels.likely_cuts import (
     primed_candidates,
     step_products,
 )
+from blink_persistent.engines.cuda.kernels.primed_attention_cut import likely_attention
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel, primed_code
 from blink_persistent.gpu import compile as device_code
 from blink_persistent.testing.primed_host import HostProducts, Way, bfloat16, float32
@@ -127,6 +128,18 @@ def test_every_product_of_a_published_model_can_be_cut(model: str) -> None:
             assert cut.splits == 1 or product.in_parts
             assert cut.blocks * cut.splits <= PROCESSORS
             assert cut.shared_bytes(tile) <= SHARED_BYTES
+
+
+def test_products_around_attention_leave_it_room() -> None:
+    """With what a multiprocessor keeps for each block."""
+    shape, kept = ARCHITECTURES["llama-3-8b"], 1 << 10
+    cuts = likely_cuts(shape, primed_attention=True)
+    attention = likely_attention(8)
+    assert attention.splits(1, shape.kv_heads, 2048, PROCESSORS) * shape.kv_heads <= PROCESSORS
+    for product in step_products(shape)[:2]:
+        both = cuts[product.shape, 8].shared_bytes(8) + attention.shared_bytes(shape.head_dim)
+        assert both + 2 * kept + 2 * kept <= 228 << 10  # and a norm
+        assert cuts[product.shape, 16] == likely_cuts(shape)[product.shape, 16]
 
 
 def test_candidates_compute_all_features_of_the_head_in_blocks_of_about_a_size() -> None:

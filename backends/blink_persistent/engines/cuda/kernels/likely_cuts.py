@@ -19,6 +19,9 @@ PROCESSORS = 131
 SHARED_BYTES = 216 << 10
 """Of 228 KiB of a multiprocessor: what is left is for the small kernels between products."""
 
+BESIDE_ATTENTION = 152 << 10
+"""Of a product that shares its multiprocessor with a block of primed attention of few rows."""
+
 MEMORY_BANDWIDTH = 4.58e12  # bytes a second, measured
 CACHE_BANDWIDTH = 5.5e12  # of the L2 cache; a guess
 MOST_WARPS = 16  # of a block, with 128 registers a thread
@@ -26,7 +29,7 @@ SPLITS = (1, 2, 3, 4, 5, 7, 8, 16)
 
 
 def primed_candidates(
-    shape: Shape, row_tile: int, *, gated: bool, in_parts: bool
+    shape: Shape, row_tile: int, *, gated: bool, in_parts: bool, shared_bytes: int = SHARED_BYTES
 ) -> Iterator[PrimedCut]:
     """Every way to cut that leaves hardly any multiprocessor idle, in no order.
 
@@ -45,7 +48,7 @@ def primed_candidates(
             for windows in (
                 (2, 4) if row_tile < ROW_TILES[-1] else (2,)
             ):  # more would spill registers
-                stages = min(SHARED_BYTES // stage_bytes(warps * tiles, row_tile, windows), 12)
+                stages = min(shared_bytes // stage_bytes(warps * tiles, row_tile, windows), 12)
                 cut = PrimedCut(-(-whole // each), splits, warps, tiles, windows, stages, gated)
                 if stages >= 3 and cut.fits(size, depth):
                     yield cut
@@ -66,7 +69,9 @@ def estimated_us(cut: PrimedCut, shape: Shape, row_tile: int) -> float:
     return 1e6 * (max(memory, cache) + parts / CACHE_BANDWIDTH)
 
 
-def likely_cut(shape: Shape, row_tile: int, *, gated: bool, in_parts: bool) -> PrimedCut | None:
+def likely_cut(
+    shape: Shape, row_tile: int, *, gated: bool, in_parts: bool, shared_bytes: int = SHARED_BYTES
+) -> PrimedCut | None:
     """The candidate of the least estimate, of equal ones that with the fewest idle warps."""
     whole = -(-shape[0] // 16)
 
@@ -75,20 +80,35 @@ def likely_cut(shape: Shape, row_tile: int, *, gated: bool, in_parts: bool) -> P
         idle = -(-whole // cut.blocks) % -(cut.warps * cut.tiles)
         return round(us, 1), -idle, abs(cut.warps - 8), -cut.shared_bytes(row_tile)
 
-    found = primed_candidates(shape, row_tile, gated=gated, in_parts=in_parts)
+    found = primed_candidates(
+        shape, row_tile, gated=gated, in_parts=in_parts, shared_bytes=shared_bytes
+    )
     return min(found, key=rank, default=None)
 
 
-def likely_cuts(architecture: Architecture) -> dict[tuple[Shape, int], PrimedCut]:
-    """Of every product of a model's decode steps that can be cut so."""
-    found = {
-        (product.shape, tile): likely_cut(
-            product.shape, tile, gated=product.gated, in_parts=product.in_parts
-        )
-        for product in step_products(architecture)
-        for tile in ROW_TILES
-    }
+def likely_cuts(
+    architecture: Architecture, *, primed_attention: bool = False
+) -> dict[tuple[Shape, int], PrimedCut]:
+    """Of every product of a model's decode steps that can be cut so.
+
+    With `primed_attention` the products around it leave it room in few rows' steps: it is there
+    before the one ends, and the other's weights are before attention does.
+    """
+    found = {}
+    for product in step_products(architecture):
+        for tile in ROW_TILES:
+            beside = primed_attention and tile == ROW_TILES[0] and product.name in _AROUND
+            found[product.shape, tile] = likely_cut(
+                product.shape,
+                tile,
+                gated=product.gated,
+                in_parts=product.in_parts,
+                shared_bytes=BESIDE_ATTENTION if beside else SHARED_BYTES,
+            )
     return {key: cut for key, cut in found.items() if cut is not None}
+
+
+_AROUND = ("qkv", "output")
 
 
 @dataclass(frozen=True, slots=True)

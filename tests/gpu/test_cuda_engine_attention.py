@@ -1,0 +1,133 @@
+"""Primed attention attends, rotates and appends as plain PyTorch does, chained in a graph too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("triton", reason="triton is not installed")
+
+from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
+from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
+from blink_persistent.engines.cuda.kernels.protocol import Heads, Projected, Rotary
+from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
+from blink_persistent.gpu.driver import Gpu
+from blink_server.importers.checkpoint import Architecture
+
+pytestmark = pytest.mark.gpu
+
+BLOCK_SIZE, MAX_BLOCKS, CONTEXT = 64, 32, 2048
+BFLOAT16 = 1e-2  # ||difference|| / ||expected||
+LENGTHS = (1024, 0, 1, 17, 65, 2048, 500, 63)
+CUTS = [None, AttentionCut(warps=4, stages=1, programs=4), AttentionCut(warps=8, stages=1)]
+
+
+@pytest.fixture(autouse=True)
+def hopper() -> None:
+    if torch.cuda.get_device_capability(0) != (9, 0):
+        pytest.skip("the kernel is for compute capability 9.0")
+
+
+class Row:
+    """The inputs of one step's attention."""
+
+    def __init__(self, shape: Architecture, rows: int, parts: int) -> None:
+        def randn(*size: int, dtype: Any = torch.float32) -> Any:
+            return torch.randn(size, device="cuda", dtype=dtype)
+
+        torch.manual_seed(rows)
+        size, bf16 = shape.head_dim, torch.bfloat16
+        width = (shape.heads + 2 * shape.kv_heads) * size
+        lengths = [LENGTHS[row % len(LENGTHS)] for row in range(rows)]
+        self.lengths = torch.tensor(lengths, device="cuda", dtype=torch.int32)
+        order = torch.randperm(rows * MAX_BLOCKS, device="cuda").int()
+        self.tables = order.view(rows, MAX_BLOCKS)
+        pages = rows * MAX_BLOCKS, shape.kv_heads, BLOCK_SIZE, size
+        self.keys, self.values = randn(*pages, dtype=bf16), randn(*pages, dtype=bf16)
+        last = (self.lengths - 1).clamp(min=0)
+        block = self.tables.gather(1, (last // BLOCK_SIZE).long()[:, None])[:, 0]
+        entries = torch.where(self.lengths > 0, block * BLOCK_SIZE + last % BLOCK_SIZE, -1)
+        norms = [torch.rand(size, device="cuda").to(bf16) + 0.5 for _ in range(2)]
+        heads = Heads(
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=size,
+            bias=randn(width, dtype=bf16) if shape.attention_bias else None,
+            q_norm=norms[0] if shape.qk_norm else None,
+            k_norm=norms[1] if shape.qk_norm else None,
+            epsilon=1e-6,
+        )
+        angle = 7 * torch.rand(CONTEXT, size // 2, device="cuda")
+        self.new = Projected(
+            qkv=randn(parts, rows, width),
+            heads=heads,
+            rotary=Rotary(angle.cos(), angle.sin()),
+            positions=last,
+            entries=entries.int(),
+            queries=torch.zeros(rows, shape.heads * size, device="cuda", dtype=bf16),
+        )
+
+    def attend(self, kernels: Any, **options: Any) -> tuple[Any, Any, Any]:
+        """The mixture, and the pages afterwards."""
+        keys, values = self.keys.clone(), self.values.clone()
+        out = torch.full_like(self.new.queries, torch.nan)
+        kernels(self.new, keys, values, self.lengths, self.tables, out, **options)
+        return out, keys, values
+
+
+def same(found: tuple[Any, Any, Any], expected: tuple[Any, Any, Any]) -> bool:
+    errors = [
+        float((a.float() - b.float()).norm() / b.float().norm())
+        for a, b in zip(found, expected, strict=True)
+    ]
+    return all(error < BFLOAT16 for error in errors)
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("model", ["smollm2-135m", "llama-3-8b", "qwen2.5-7b", "qwen3-32b"])
+def test_it_attends_as_plain_pytorch_does(model: str, cut: AttentionCut | None) -> None:
+    shape = ARCHITECTURES[model]
+    with Gpu() as gpu:
+        sizes: dict[str, Any] = {"max_rows": 64, "processors": 131, "device": "cuda"}
+        primed = PrimedAttention(gpu, shape, always=cut, **sizes)
+        for rows, parts in ((1, 4), (3, 1), (16, 2), (64, 2)):
+            row = Row(shape, rows, parts)
+            expected = row.attend(ReferenceKernels().attend_new)
+            for _ in range(3):  # what blocks count is left as it was
+                assert same(row.attend(primed, chained=False), expected)
+        torch.cuda.synchronize()
+
+
+def test_chained_after_what_it_reads_it_waits() -> None:
+    """The projection is written by the kernel ahead, again and again, in one graph."""
+    shape = ARCHITECTURES["llama-3-8b"]
+    row = Row(shape, 1, 2)
+    projections = [torch.randn_like(row.new.qkv) for _ in range(8)]
+    with Gpu() as gpu:
+        primed = PrimedAttention(gpu, shape, max_rows=64, processors=131, device="cuda")
+        outs = [torch.zeros_like(row.new.queries) for _ in projections]
+        pages = row.keys.clone(), row.values.clone()
+
+        def run(chained: bool) -> None:
+            for projection, out in zip(projections, outs, strict=True):
+                torch.mul(projection, 1.0, out=row.new.qkv)  # a kernel, not a copy
+                primed(row.new, *pages, row.lengths, row.tables, out, chained=chained)
+
+        with torch.cuda.stream(torch.cuda.Stream()):
+            run(chained=False)
+            expected = [out.clone() for out in outs]
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(capture_error_mode="thread_local")
+            run(chained=True)
+            graph.capture_end()
+            for _ in range(20):
+                for out in outs:
+                    out.zero_()
+                graph.replay()
+                for found, wanted in zip(outs, expected, strict=True):
+                    assert wanted.abs().max() > 0
+                    assert torch.equal(found, wanted)
+        torch.cuda.synchronize()
