@@ -183,9 +183,9 @@ def grid_to_measure() -> GraphGrid:
     return GraphGrid(tuple(keys))
 
 
-def measure(model: str, context: int) -> dict[str, Any]:
+def measure(model: str, context: int, decode_kernels: str) -> dict[str, Any]:
     grid = grid_to_measure()
-    options = {"weights": "random", "model": model}
+    options = {"weights": "random", "model": model, "decode_kernels": decode_kernels}
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
         version = cuda_version(
@@ -195,6 +195,7 @@ def measure(model: str, context: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "model": model,
         "context": context,
+        "decode_kernels": decode_kernels,
         "provision_s": round(time.perf_counter() - began, 1),
         "bytes_per_graph": engine.captured.nbytes // len(grid.keys),
     }
@@ -217,11 +218,14 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--model", action="append", required=True)
     parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--decode-kernels", default="measured", help="the engine's option")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
+    decode = arguments.decode_kernels
     for model in arguments.model:
-        found = measure(model, arguments.context)
-        path = arguments.output / f"steps-{model}.json"
+        found = measure(model, arguments.context, decode)
+        name = "steps" if decode == "measured" else f"steps-{decode}"
+        path = arguments.output / f"{name}-{model}.json"
         path.write_text(json.dumps(found, indent=1) + "\n")
 
 
