@@ -88,7 +88,7 @@ class LoadedPlan:
     def _read(self, size: int, report: Callable[[float], None]) -> Engine:
         with self._path.open("rb") as file:
             reader = _reader_class(self._trt)(file, size, report)
-            engine = self._runtime.deserialize_cuda_engine(reader)
+            engine: Engine | None = self._runtime.deserialize_cuda_engine(reader)
         if reader.error is not None:
             raise reader.error
         if engine is None:
