@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 from pathlib import Path
 
+from blink_server.catalog_link import CatalogLink
 from blink_server.endpoint_link import EndpointLink, Offers, version_of
-from blink_server.errors import BlinkError, Unavailable
+from blink_server.errors import Unavailable
 from blink_server.http.model_entry import ModelEntry, ServerState
 from blink_server.http.models import ModelDirectory
 from blink_server.logs import set_level
-from blink_server.message_codec import MAX_LINE, decode, encode
 from blink_server.messages import (
-    TO_WORKER,
     CatalogEntry,
     CatalogUpdate,
     Connected,
@@ -34,10 +32,6 @@ from blink_server.messages import (
 )
 from blink_server.repository.harness import State
 
-log = logging.getLogger(__name__)
-
-_FIRST_RETRY = 0.05  # seconds
-_LONGEST_RETRY = 1.0
 _CLOSE_SECONDS = 5.0
 
 
@@ -45,42 +39,29 @@ class CatalogFollower:
     """Keeps a `ModelDirectory` true to the catalog; all calls on the worker's event loop."""
 
     def __init__(self, control_socket: Path, directory: ModelDirectory, offers: Offers) -> None:
-        self._control_socket = control_socket
+        self._provisioner = CatalogLink(control_socket, self._register, self._hear)
         self._directory = directory
         self._offers = offers
         self._update: CatalogUpdate | None = None
         self._updated = asyncio.Event()
         self._links: dict[EndpointKey, EndpointLink] = {}
         self._running: dict[EndpointLink, asyncio.Task[None]] = {}
-        self._writer: asyncio.StreamWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         directory.on_released(self._last_lease_ended)
 
     async def run(self) -> None:
-        """Follow until cancelled; connect again whenever the provisioner has gone."""
-        retry = _FIRST_RETRY
-        while True:
-            try:
-                reader, self._writer = await asyncio.open_unix_connection(
-                    str(self._control_socket), limit=MAX_LINE
-                )
-                self._send(RegisterWorker(os.getpid(), tuple(self._links)))
-                while line := await reader.readline():
-                    message = decode(line, TO_WORKER)
-                    retry = _FIRST_RETRY
-                    if isinstance(message, CatalogUpdate):
-                        self._apply(message)
-                    else:
-                        assert isinstance(message, CountUsage)
-                        self._send(self._usage(message.id))
-            except (OSError, ValueError, BlinkError) as error:
-                log.debug("catalog: %s", error)
-            finally:
-                if self._writer is not None:
-                    self._writer.close()
-                    self._writer = None
-            await asyncio.sleep(retry)
-            retry = min(2 * retry, _LONGEST_RETRY)
+        """Follow until cancelled."""
+        await self._provisioner.run()
+
+    def _register(self) -> RegisterWorker:
+        return RegisterWorker(os.getpid(), tuple(self._links))
+
+    async def _hear(self, message: Message) -> None:
+        if isinstance(message, CatalogUpdate):
+            self._apply(message)
+        else:
+            assert isinstance(message, CountUsage)
+            self._provisioner.send(self._usage(message.id))
 
     async def caught_up(self) -> None:
         """Wait for the first catalog, and for one attempt to reach each endpoint in it."""
@@ -138,7 +119,7 @@ class CatalogFollower:
     def _link_changed(self, link: EndpointLink) -> None:
         self._publish()
         if link.session is not None:
-            self._send(Connected(link.key.model, link.key.version, link.key.epoch))
+            self._provisioner.send(Connected(link.key.model, link.key.version, link.key.epoch))
 
     def _retire(self, link: EndpointLink) -> None:
         """Stop connecting; with requests in flight the rest waits for the last of them."""
@@ -162,7 +143,7 @@ class CatalogFollower:
 
     async def _release(self, link: EndpointLink) -> None:
         await self._end(link)
-        self._send(Released(link.key.model, link.key.version, link.key.epoch))
+        self._provisioner.send(Released(link.key.model, link.key.version, link.key.epoch))
 
     async def _end(self, link: EndpointLink) -> None:
         task = self._running.pop(link)
@@ -197,11 +178,6 @@ class CatalogFollower:
     def _offered(self, key: EndpointKey) -> bool:
         models = self._update.models if self._update is not None else ()
         return any(entry.key == key and entry.endpoint is not None for entry in models)
-
-    def _send(self, message: Message) -> None:
-        # Small and rare: what the provisioner is slow to read stays in the transport's buffer.
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(encode(message))
 
 
 def _created(entry: CatalogEntry) -> int:
