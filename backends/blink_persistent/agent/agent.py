@@ -66,7 +66,7 @@ class Agent:
         self._counts.show(self._relay.mirror.ring)
         if self._leases is None and not busy:
             self._serve()
-        return self._pace.after(news=news, busy=busy)
+        return self._pace.after(news=news, busy=busy, took=time.monotonic() - now)
 
     def run(self, others: Sequence[int]) -> list[int]:
         """Turn until one of the descriptors `others` is readable; those that are."""
