@@ -20,8 +20,12 @@ class ChainedKernel:
         """`function`: of `DeviceProgram.function`."""
         self._gpu, self._function = gpu, function
         self._threads, self._shared_bytes = threads, shared_bytes
-        attribute = gpu.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        gpu.call("cuFuncSetAttribute", function, attribute, shared_bytes)
+        wanted = gpu.driver.CUfunction_attribute
+        most = wanted.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        gpu.call("cuFuncSetAttribute", function, most, shared_bytes)
+        # All of a multiprocessor's, since one that has to change its share first has to be empty.
+        share = wanted.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        gpu.call("cuFuncSetAttribute", function, share, 100)
 
     def launch(self, grid: int, stream: int, *arguments: Any, chained: bool) -> None:
         """Launch, or record, that many blocks; each argument is a value of `ctypes`.

@@ -88,18 +88,16 @@ class HostAttention:
     def shared_bytes(self, cut: AttentionCut) -> int:
         """What the kernel itself says it needs."""
         name = cut.kernel_name(self._head_dim)
-        return int(getattr(self._library, name)(None, None, False, 0, None))
+        return int(getattr(self._library, name)(None, 0, False, 0, None))
 
-    def run(
-        self, cut: AttentionCut, call: AttentionCall, pages: int, context: int, way: Way = Way()
-    ) -> None:
-        """For KV of so many blocks, and tables of so many positions.
+    def run(self, cut: AttentionCut, call: AttentionCall, pages: int, way: Way = Way()) -> None:
+        """For KV of so many blocks.
 
         Fails where lanes wait for good, or a fault happened.
         """
-        faults, bounds = Faults(), (ctypes.c_uint32 * 2)(pages, context)
+        faults = Faults()
         stuck = getattr(self._library, cut.kernel_name(self._head_dim))(
-            *(ctypes.byref(call), bounds),
+            *(ctypes.byref(call), pages),
             *(ctypes.c_bool(way.copies_late), way.seed, ctypes.byref(faults)),
         )
         assert not stuck

@@ -40,9 +40,12 @@ def test_a_launch_is_configured(chained: bool) -> None:
     function = SimpleNamespace()
     kernel = ChainedKernel(gpu, function, threads=96, shared_bytes=200_000)
     kernel.launch(7, 0, c_uint32(5), c_uint64(6), chained=chained)
-    (wanted, launched), stream = gpu.calls, 0
-    most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    assert wanted == ("cuFuncSetAttribute", function, most, 200_000)
+    (most, share, launched), stream = gpu.calls, 0
+    wanted = driver.CUfunction_attribute
+    dynamic = wanted.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    assert most == ("cuFuncSetAttribute", function, dynamic, 200_000)
+    carveout = wanted.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    assert share == ("cuFuncSetAttribute", function, carveout, 100)
     name, config, found, _, extra = launched
     assert (name, found, extra) == ("cuLaunchKernelEx", function, 0)
     assert gpu.arguments == (5, 6)

@@ -82,8 +82,8 @@ class Problem:
     def call(self) -> AttentionCall:
         case = self.case
         named = {
-            **{"qkv": self.qkv, "cos": self.cos, "sin": self.sin, "positions": self.positions},
-            **{"entries": self.entries, "lengths": self.lengths, "tables": self.tables},
+            **{"qkv": self.qkv, "cos": self.cos, "sin": self.sin},
+            **{"lengths": self.lengths, "tables": self.tables},
             **{"keys": self.pages[0], "values": self.pages[1], "partial": self.partial},
             **{"log_sums": self.log_sums, "arrived": self.arrived, "out": self.out},
         }
@@ -156,7 +156,7 @@ def test_a_rows_new_token_attends_to_all_its_entries(
         expected = [problem.expected(r) if n else 0 for r, n in enumerate(problem.case.lengths)]
         attention = attentions[problem.case.head_dim]
         for _ in range(2):  # what blocks count is left as it was
-            attention.run(cut, problem.call(), PAGES, CONTEXT, way)
+            attention.run(cut, problem.call(), PAGES, way)
         for row, length in enumerate(problem.case.lengths):
             found = float32(problem.out[row])
             np.testing.assert_allclose(found, expected[row], atol=0.02, rtol=0.01)

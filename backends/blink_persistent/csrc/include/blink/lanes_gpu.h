@@ -64,11 +64,10 @@ class GpuLanes {
 
     __device__ uint32_t arrive(uint32_t* counter) {
         __shared__ uint32_t before;
-        __threadfence();
         __syncthreads();
-        if (threadIdx.x == 0) before = atomicAdd(counter, 1u);
+        if (threadIdx.x == 0)
+            asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
         __syncthreads();
-        __threadfence();
         return before;
     }
 

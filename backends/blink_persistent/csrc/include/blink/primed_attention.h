@@ -20,23 +20,21 @@ namespace blink {
 
 // Of a kernel. Heads of one group share a key and a value.
 struct AttentionCall {
-    const float* qkv;          // [parts, rows, (heads + 2 * kv_heads) * head_dim], without the bias
-    const uint16_t* bias;      // bfloat16 [(heads + 2 * kv_heads) * head_dim], or null
-    const uint16_t* q_norm;    // bfloat16 [head_dim], or null
-    const uint16_t* k_norm;    // the same
-    const float* cos;          // [context, head_dim / 2]
-    const float* sin;          // the same
-    const int32_t* positions;  // [rows]
-    const int32_t* entries;    // [rows], -1: not to be appended
-    const int32_t* lengths;    // [rows], the new token included; 0: an inactive row
-    const int32_t* tables;     // [rows, max_blocks]
-    uint16_t* keys;            // bfloat16 [blocks, kv_heads, block_size, head_dim]
-    uint16_t* values;          // the same
-    float* partial;            // [rows * heads, splits, head_dim]
-    float* log_sums;           // [rows * heads, splits], to base 2
-    uint32_t* arrived;         // [rows * kv_heads], zero, and left so
-    uint16_t* out;             // bfloat16 [rows, heads * head_dim]
-    float scale;               // of the scores, times log2(e)
+    const float* qkv;        // [parts, rows, (heads + 2 * kv_heads) * head_dim], without the bias
+    const uint16_t* bias;    // bfloat16 [(heads + 2 * kv_heads) * head_dim], or null
+    const uint16_t* q_norm;  // bfloat16 [head_dim], or null
+    const uint16_t* k_norm;  // the same
+    const float* cos;        // [context, head_dim / 2]
+    const float* sin;        // the same
+    const int32_t* lengths;  // [rows], the new token included; 0: an inactive row
+    const int32_t* tables;   // [rows, max_blocks]
+    uint16_t* keys;          // bfloat16 [blocks, kv_heads, block_size, head_dim]
+    uint16_t* values;        // the same
+    float* partial;          // [rows * heads, splits, head_dim]
+    float* log_sums;         // [rows * heads, splits], to base 2
+    uint32_t* arrived;       // [rows * kv_heads], zero, and left so
+    uint16_t* out;           // bfloat16 [rows, heads * head_dim]
+    float scale;             // of the scores, times log2(e)
     float epsilon;
     uint32_t parts, rows, heads, kv_heads, max_blocks, block_size, splits;
 };
@@ -72,6 +70,7 @@ class PrimedAttention {
         const bool has_new = length > 0 && split_ == a_.splits - 1;
         uint32_t ahead = begin + 16 * warp_;
         for (uint32_t stage = 0; stage < kStages; ++stage, ahead += 16 * kWarps) load(stage, ahead, end);
+        locate_new(old);
         port_.await_previous();
         project(has_new);
         port_.sync();
@@ -108,8 +107,7 @@ class PrimedAttention {
     // The warp's tile from entry `at` on. What is behind `end` is zero: its weight is, too.
     BLINK_DEV void load(uint32_t stage, uint32_t at, uint32_t end) {
         if (at < end) {
-            const auto block = static_cast<uint64_t>(a_.tables[row_ * a_.max_blocks + at / a_.block_size]);
-            const uint64_t first = (block * a_.kv_heads + kv_head_) * a_.block_size + at % a_.block_size;
+            const uint64_t first = entry_of(at);
 #pragma unroll
             for (uint32_t i = lane_; i < kTileChunks; i += 32) {
                 const uint32_t row = i / kRowChunks, chunk = i % kRowChunks;
@@ -126,6 +124,23 @@ class PrimedAttention {
             port_.copy(to, pages + (first + row) * kHeadDim + 8 * chunk);
         else
             port_.write(to, Chunk{});
+    }
+
+    // Where the new token is, and by what its lanes' elements turn.
+    BLINK_DEV void locate_new(uint32_t position) {
+        const uint64_t at = static_cast<uint64_t>(position) * kHalf + (2 * lane_ < kHalf ? 2 * lane_ : 0);
+#pragma unroll
+        for (uint32_t j = 0; j < 2; ++j) {
+            cos_[j] = a_.cos[at + j];
+            sin_[j] = a_.sin[at + j];
+        }
+        new_entry_ = entry_of(position);
+    }
+
+    // In the pages, by entries.
+    BLINK_DEV uint64_t entry_of(uint32_t position) const {
+        const auto block = static_cast<uint64_t>(a_.tables[row_ * a_.max_blocks + position / a_.block_size]);
+        return (block * a_.kv_heads + kv_head_) * a_.block_size + position % a_.block_size;
     }
 
     // A warp a head: the group's queries, and where the new token is, its key and its value.
@@ -176,11 +191,10 @@ class PrimedAttention {
                 high[j] *= scale * float_of(gain[i + kHalf + j]);
             }
         }
-        const uint64_t at = static_cast<uint64_t>(port_.fetch(a_.positions + row_)) * kHalf + i;
         for (uint32_t j = 0; j < 2; ++j) {
-            const float c = a_.cos[at + j], s = a_.sin[at + j], first = low[j], second = high[j];
-            low[j] = first * c - second * s;
-            high[j] = second * c + first * s;
+            const float first = low[j], second = high[j];
+            low[j] = first * cos_[j] - second * sin_[j];
+            high[j] = second * cos_[j] + first * sin_[j];
         }
     }
 
@@ -188,17 +202,12 @@ class PrimedAttention {
     // appended to the pages too.
     BLINK_DEV void keep(uint32_t row, const float (&low)[2], const float (&high)[2]) {
         const uint32_t words[2] = {pack_bfloat16(low[0], low[1]), pack_bfloat16(high[0], high[1])};
-        uint32_t* page = nullptr;
-        const int32_t entry = row < kMostGroup ? -1 : port_.fetch(a_.entries + row_);
-        if (entry >= 0) {
-            const uint64_t block = static_cast<uint32_t>(entry) / a_.block_size;
-            const uint64_t place = (block * a_.kv_heads + kv_head_) * a_.block_size + entry % a_.block_size;
-            page = reinterpret_cast<uint32_t*>((row == kMostGroup ? a_.keys : a_.values) + place * kHeadDim);
-        }
+        uint16_t* pages = row == kMostGroup ? a_.keys : a_.values;
+        auto* page = reinterpret_cast<uint32_t*>(pages + new_entry_ * kHeadDim);
         for (uint32_t half = 0; half < 2; ++half) {
             const uint32_t element = half * kHalf + 2 * lane_;
             heads_[key_place(row, element / 8)].word[element % 8 / 2] = words[half];
-            if (page != nullptr) page[element / 2] = words[half];
+            if (row >= kMostGroup) page[element / 2] = words[half];
         }
     }
 
@@ -347,6 +356,8 @@ class PrimedAttention {
     const uint32_t warp_, lane_, group_, split_, kv_head_, row_;
     Chunk* const stages_;
     Chunk* const heads_;  // queries, [8, kHeadDim], then the new key and value
+    uint64_t new_entry_;
+    float cos_[2], sin_[2];
     Chunk queries_[kHeadDim / 32];
     float best_, total_;  // of head g
     float mixed_[kHeadDim / 16][4];

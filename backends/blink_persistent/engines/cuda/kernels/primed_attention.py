@@ -91,8 +91,8 @@ class PrimedAttention:
         splits = self._splits(rows, max_blocks * block_size)
         arrays = {
             **{"qkv": new.qkv, "bias": heads.bias, "q_norm": heads.q_norm, "k_norm": heads.k_norm},
-            **{"cos": new.rotary.cos, "sin": new.rotary.sin, "positions": new.positions},
-            **{"entries": new.entries, "lengths": lengths, "tables": block_tables},
+            **{"cos": new.rotary.cos, "sin": new.rotary.sin},
+            **{"lengths": lengths, "tables": block_tables},
             **{"keys": keys, "values": values, "partial": self._partial},
             **{"log_sums": self._log_sums, "arrived": self._arrived, "out": out},
         }

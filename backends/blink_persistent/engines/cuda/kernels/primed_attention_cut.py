@@ -20,7 +20,7 @@ class AttentionCall(ctypes.Structure):
 
     _fields_ = [
         *((name, c_uint64) for name in ("qkv", "bias", "q_norm", "k_norm", "cos", "sin")),
-        *((name, c_uint64) for name in ("positions", "entries", "lengths", "tables")),
+        *((name, c_uint64) for name in ("lengths", "tables")),
         *((name, c_uint64) for name in ("keys", "values", "partial", "log_sums", "arrived", "out")),
         *((name, c_float) for name in ("scale", "epsilon")),
         *((name, c_uint32) for name in ("parts", "rows", "heads", "kv_heads")),
