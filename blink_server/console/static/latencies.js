@@ -36,11 +36,15 @@ export function latencyTable() {
         return h(
           "tr",
           {},
-          h("th", { scope: "row" }, label),
+          h(
+            "th",
+            { scope: "row" },
+            label,
+            h("span", { class: "over" }, values.includes(null) ? "" : span(told.minutes)),
+          ),
           ...values.map((value) =>
             h("td", { class: "number" }, value === null ? "–" : duration(value)),
           ),
-          h("td", { class: "muted" }, values.includes(null) ? "" : span(told.minutes)),
           h("td", { class: "plot" }, plot),
         );
       }),
