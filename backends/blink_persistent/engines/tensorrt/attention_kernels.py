@@ -57,15 +57,16 @@ def compile_attention(
     """Every kernel that `attention_launches` may ask for, for GPUs of that compute capability."""
     return [
         _compile(role, variant, kernel, constants, capability, options)
-        for role, variant, kernel, constants, options in _wanted(
+        for role, variant, kernel, constants, options in wanted_kernels(
             architecture, block_size, _tiling(architecture, capability)
         )
     ]
 
 
-def _wanted(
-    architecture: Architecture, block_size: int, tiling: DecodeTiling
+def wanted_kernels(
+    architecture: Architecture, block_size: int, tiling: DecodeTiling = DEFAULT_TILING
 ) -> Iterator[tuple[Role, int, Any, Constants, dict[str, int]]]:
+    """Each kernel's role and variant, the kernel in Triton, its constants, options of a launch."""
     heads, kv_heads, head_dim = architecture.heads, architecture.kv_heads, architecture.head_dim
     dim_tile = 1 << (head_dim - 1).bit_length()
     group_tile = max(1 << (heads // kv_heads - 1).bit_length(), DOT_LEAST)

@@ -26,7 +26,7 @@ from blink_persistent.engines.tensorrt.plugin_attention import (
     PYTHON,
     library_problem,
 )
-from blink_persistent.graph_grid import DECODE, GraphGrid, GraphKey
+from blink_persistent.graph_grid import DECODE, MIXED, PHASES, GraphGrid, GraphKey
 from blink_server.backend import ModelVersion
 from blink_server.config import load_graph_grid
 from blink_server.errors import InvalidModel, Problem
@@ -157,19 +157,21 @@ def grid_problems(version: ModelVersion, plan: PlanDescription) -> Iterator[Prob
     file = version.directory / "graph_grid.json"
     grid = GraphGrid.from_json(load_graph_grid(version.directory))
     for key in plan.uncovered(grid):
-        held = plan.decode if key.phase == DECODE else plan.prefill
-        expected = (
-            f"the plan's profiles hold up to {held.sequences} sequences and {held.tokens} tokens: "
-            "take the key out, or build the version for it"
-        )
-        yield Problem(file, _field(key), _told(key), expected)
+        expected = _covered(plan, key.phase)
+        yield Problem(file, PHASES[key.phase], _told(key), expected)
     for key in indistinct(grid):
         expected = "must have more tokens than sequences, or the plan takes it for a decode step"
-        yield Problem(file, _field(key), _told(key), expected)
+        yield Problem(file, PHASES[key.phase], _told(key), expected)
 
 
-def _field(key: GraphKey) -> str:
-    return "decode" if key.phase == DECODE else "prefill"
+def _covered(plan: PlanDescription, phase: int) -> str:
+    if phase == MIXED:
+        return "plans have no mixed steps: take the key out"
+    held = plan.decode if phase == DECODE else plan.prefill
+    return (
+        f"the plan's profiles hold up to {held.sequences} sequences and {held.tokens} tokens: "
+        "take the key out, or build the version for it"
+    )
 
 
 def _told(key: GraphKey) -> str:

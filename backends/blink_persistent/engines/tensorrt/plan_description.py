@@ -86,7 +86,7 @@ def indistinct(grid: GraphGrid) -> Sequence[GraphKey]:
 
 def grid_hash(grid: GraphGrid) -> str:
     """Of all keys."""
-    keys = repr([(key.phase, key.sequences, key.tokens) for key in grid.keys])
+    keys = repr([(key.phase, key.sequences, key.tokens, key.rows) for key in grid.keys])
     return hashlib.sha256(keys.encode()).hexdigest()[:16]
 
 

@@ -116,6 +116,10 @@ def test_what_was_built_is_right(tmp_path: Path) -> None:
             *("graph_grid.json", "prefill", "hold up to 2 sequences and 64 tokens"),
         ),
         (
+            keys(mixed=[{"sequences": 2, "tokens": 64, "rows": 4}]),
+            *("graph_grid.json", "mixed", "plans have no mixed steps"),
+        ),
+        (
             keys(prefill=[{"sequences": 2, "tokens": 2}, {"sequences": 2, "tokens": 64}]),
             *("graph_grid.json", "prefill", "must have more tokens than sequences"),
         ),
