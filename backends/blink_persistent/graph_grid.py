@@ -128,9 +128,13 @@ class GraphGrid:
 
 
 def grid_of(version: ModelVersion) -> GraphGrid:
-    """What a version's limits leave of its graph_grid.json, which has passed its schema."""
+    """What a version's config leaves of its graph_grid.json, which has passed its schema.
+
+    Deterministic versions mix nothing: a row would be rounded as the prompts beside it have it.
+    """
     grid = GraphGrid.from_json(load_graph_grid(version.directory))
-    return grid.without_mixed() if version.config["limits"].get("prefill") == TURNS else grid
+    turns = version.config["limits"].get("prefill") == TURNS
+    return grid.without_mixed() if turns or version.config["deterministic"] else grid
 
 
 def decode_lookup(

@@ -70,7 +70,7 @@ class Script {
             if (asked.busy) follow(place);
         }
         if (!flight_) flight_ = mailbox.take(0);
-        if (flight_ && random_() % 3 != 0) finish_step();
+        if (flight_ && random_() % 3 != 0) finish_part();
     }
 
     bool busy() const {
@@ -124,14 +124,18 @@ class Script {
               slot(place), static_cast<unsigned>(status.reason));
     }
 
-    void finish_step() {
+    // Ends the running step, or one part of a mixed one, which may end in either order.
+    void finish_part() {
         const GraphKey& key = tables_.graphs[*flight_];
-        engine_.step(key);
-        for (uint32_t part = first_part(key.phase); part < end_part(key.phase); ++part) {
-            uint32_t* const completion = tables_.tables.buffers[part].completion;
-            HostPort::store_release(completion, *completion + 1);
-        }
+        const uint32_t first = first_part(key.phase), parts = end_part(key.phase) - first;
+        if (ended_ == 0) swapped_ = parts == 2 && random_() % 2 == 0;
+        const uint32_t part = first + (swapped_ ? 1 - ended_ : ended_);
+        engine_.step(part_of(key, static_cast<Phase>(part)));
+        uint32_t* const completion = tables_.tables.buffers[part].completion;
+        HostPort::store_release(completion, *completion + 1);
+        if (++ended_ < parts) return;
         flight_.reset();
+        ended_ = 0;
     }
 
     ScriptedRing& ring_;
@@ -140,6 +144,8 @@ class Script {
     std::mt19937 random_{7};
     std::vector<Asked> asked_;
     std::optional<uint32_t> flight_;
+    uint32_t ended_ = 0;  // parts of it
+    bool swapped_ = false;
 };
 
 std::vector<TraceEvent> trace_of(uint32_t lanes, Rows rows) {

@@ -38,11 +38,15 @@ def test_the_chunk_is_the_largest_step_unless_given(tmp_path: Path) -> None:
     assert provisioned(given).shape.prefill_chunk == 24
 
 
-@pytest.mark.parametrize(("prefill", "count"), [("mixed", 2), ("alternating", 0)])
-def test_mixed_keys_are_left_out_where_turns_are_asked_for(
-    tmp_path: Path, prefill: str, count: int
+@pytest.mark.parametrize(
+    ("prefill", "deterministic", "count"),
+    [("mixed", False, 2), ("alternating", False, 0), ("mixed", True, 0)],
+)
+def test_mixed_keys_are_left_out_where_turns_or_equal_bits_are_asked_for(
+    tmp_path: Path, prefill: str, deterministic: bool, count: int
 ) -> None:
     version = version_with(tmp_path, [(2, 16, 4), (2, 32, 4)], prefill=prefill)
+    version.config["deterministic"] = deterministic
     assert len(provisioned(version).shape.grid.of_phase(MIXED)) == count
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blink_persistent import _native
 from blink_persistent.graph_grid import (
+    MIXED,
     GraphGrid,
     decode_lookup,
     default_grid,
@@ -21,7 +22,8 @@ class ScriptedShape:
     """Limits of the scripted engine and of its ring. Lengths are tokens; `block_size` holds for
     movable rows, others have one slab of `context_length` each. With `tells_phases` entries that
     decode steps computed differ from those by prefill, as a real engine's rounding makes them.
-    Mixed keys, of up to `max_mixed_tokens` (0: none), hold `max_mixed_rows` at most."""
+    Mixed keys, of up to `max_mixed_tokens` (0: none), hold `max_mixed_rows` at most, and as many
+    sequences as prefill keys or as `mixed_sequences`."""
 
     ranges: int = 1
     slots_per_range: int = 256
@@ -32,6 +34,7 @@ class ScriptedShape:
     prefill_chunk: int = 0
     max_mixed_tokens: int = 0
     max_mixed_rows: int = 1 << 16
+    mixed_sequences: int = 1 << 16
     token_granularity: int = 8
     context_length: int = 96
     vocabulary_size: int = 101
@@ -53,7 +56,13 @@ class ScriptedShape:
             max_sequences=self.max_sequences,
             max_mixed_tokens=self.max_mixed_tokens,
         )
-        return GraphGrid(tuple(key for key in grid.keys if key.rows <= self.max_mixed_rows))
+        plain = grid.without_mixed().keys
+        mixed = (
+            replace(key, sequences=min(key.sequences, self.mixed_sequences))
+            for _, key in grid.of_phase(MIXED)
+            if key.rows <= self.max_mixed_rows
+        )
+        return GraphGrid((*plain, *mixed))
 
     @property
     def rule(self) -> _native.ScriptedRule:

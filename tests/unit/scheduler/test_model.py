@@ -68,7 +68,9 @@ SHAPES = {
     "mixed, deterministic": replace(
         MIXED, block_count=20, tells_phases=True, deterministic=True, prefill_chunk=9
     ),
-    "mixed, in part": replace(MIXED, block_count=40, max_mixed_rows=2, prefill_chunk=33),
+    "mixed, in part": replace(
+        MIXED, block_count=40, max_mixed_rows=2, mixed_sequences=2, prefill_chunk=33
+    ),
     "mixed, fixed rows": replace(MIXED, rows_movable=False, eos_every=11, prefill_chunk=12),
 }
 
