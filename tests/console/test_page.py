@@ -123,9 +123,8 @@ async def test_the_scheduler_and_latencies_move(open_page: Any, url: str) -> Non
     await expect(page.locator("#latency-rows tr").first).to_contain_text(told)
 
 
-async def test_an_agent_is_shown_where_there_is_one(open_page: Any, url: str) -> None:
-    page = await open_page(url)
-    await expect(page.get_by_role("heading", name="Agent")).to_be_hidden()
+async def tell(page: Any, url: str, graphs: dict[str, int]) -> None:
+    """Show the page a server of one model, whose scheduler tells STATS and these launches."""
     state = {
         "time": time.time(),
         "server": "READY",
@@ -134,16 +133,35 @@ async def test_an_agent_is_shown_where_there_is_one(open_page: Any, url: str) ->
         },
         "rings": {},
         "schedulers": {"far:1": {**asdict(STATS), "graphs": None}},
-        "graphs": {},
+        "graphs": {"far:1": graphs} if graphs else {},
     }
     events = f"event: state\ndata: {json.dumps(state)}\n\n"
     told = {"content_type": "text/event-stream", "body": events}
     await page.route(f"{url}/console/events", lambda route: route.fulfill(**told))
     await page.reload()
+
+
+async def test_an_agent_is_shown_where_there_is_one(open_page: Any, url: str) -> None:
+    page = await open_page(url)
+    await expect(page.get_by_role("heading", name="Agent")).to_be_hidden()
+    await tell(page, url, {})
     agent = page.get_by_role("region", name="Agent far:1")
     await expect(agent).to_be_visible()
     reconnections = agent.locator(".tile", has_text="Reconnections").locator(".value")
     await expect(reconnections).to_have_text(str(STATS.agent_reconnections))
+
+
+async def test_mixed_graphs_have_a_grid_where_there_are_some(open_page: Any, url: str) -> None:
+    page = await open_page(url)
+    await expect(page.get_by_role("grid", name="Mixed graphs")).to_be_hidden()
+    await tell(
+        page, url, {"decode:8:8": 90, "prefill:2:64": 6, "mixed:2:32:8": 1, "mixed:2:64:8": 4}
+    )
+    cells = page.get_by_role("grid", name="Mixed graphs").locator("tbody td")
+    await expect(cells).to_have_text(["1", "4"])
+    await cells.last.hover()
+    told = "mixed 2 \N{MULTIPLICATION SIGN} 64 tokens + 8 rows: 4 launches"
+    await expect(page.locator("#graph-told")).to_have_text(told)
 
 
 async def test_a_grid_of_many_graphs_tells_each_by_keyboard(open_page: Any, url: str) -> None:

@@ -40,11 +40,14 @@ function build(graphs) {
   });
   const cells = new Map();
   const of = (phase) => found.filter((graph) => graph.phase === phase);
+  const prompts = (graph) => [graph.sequences, graph.tokens];
   const mixed = of("mixed"); // not every engine has them
   byId("graph-grids").replaceChildren(
     grid("Decode", "", "rows", of("decode"), cells, (graph) => [0, graph.sequences]),
-    grid("Prefill", "sequences", "tokens", of("prefill"), cells, (graph) => [graph.sequences, graph.tokens]),
-    ...(mixed.length > 0 ? [grid("Mixed", "rows", "tokens", mixed, cells, (graph) => [graph.rows, graph.tokens])] : []),
+    grid("Prefill", "sequences", "tokens", of("prefill"), cells, prompts),
+    ...(mixed.length === 0
+      ? []
+      : [grid("Mixed", "rows", "tokens", mixed, cells, (graph) => [graph.rows, graph.tokens])]),
   );
   return cells;
 }
@@ -86,8 +89,12 @@ function cellOf(graph, cells) {
   if (graph === undefined) return h("td", { class: "none" });
   const { key, phase, sequences, tokens, rows } = graph;
   const prompts = `${sequences} × ${tokens} tokens`;
-  const shape = { decode: `${sequences} rows`, prefill: prompts, mixed: `${prompts} + ${rows} rows` }[phase];
-  const cell = h("td", { tabindex: "-1", "data-shape": `${phase} ${shape}` }, h("span"));
+  const shapes = {
+    decode: `${sequences} rows`,
+    prefill: prompts,
+    mixed: `${prompts} + ${rows} rows`,
+  };
+  const cell = h("td", { tabindex: "-1", "data-shape": `${phase} ${shapes[phase]}` }, h("span"));
   cells.set(key, cell);
   return cell;
 }
