@@ -10,6 +10,8 @@ attention, so that the distance to the products' floor is what the products lose
 between them. "step": a whole decode step but for the sampler. Both with the library's, the
 streamed, the primed products, and with the best of each; unchained too. "attention": the step with
 the best products, and with those that leave attention room, and each cut of primed attention.
+"small kernels with all shared memory" is the shortest step again, with Triton's kernels asking for
+the primed ones' share of a multiprocessor's memory, which has to be empty to change its share.
 "kernels" are those of the shortest step, launched eagerly. What is printed last are lines of the
 table in kernels/choices.py.
 """
@@ -36,6 +38,7 @@ from engine_choices import (
     kernels_of,
     microseconds,
 )
+from triton_kernels import TritonKernels
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels.choices import HOPPER_CUTS, Cut, row_tile
@@ -90,8 +93,10 @@ def streamed(product: StepProduct, tile: int) -> Iterator[Cut]:
 class Contest:
     """The three ways of each product of one model, for one number of rows."""
 
-    def __init__(self, bench: Bench, gpu: Gpu, rows: int, tries: int, note: Note) -> None:
-        self.bench, self.gpu, self.rows, self.note = bench, gpu, rows, note
+    def __init__(
+        self, bench: Bench, gpu: Gpu, triton: TritonKernels, rows: int, tries: int, note: Note
+    ) -> None:
+        self.bench, self.gpu, self.triton, self.rows, self.note = bench, gpu, triton, rows, note
         self.tile = tile = row_tile(rows)
         self.products = step_products(bench.shape)
         self.primed = {product: likeliest(product, tile, tries) for product in self.products}
@@ -181,6 +186,9 @@ class Contest:
                           cut=offer and asdict(offer))  # fmt: skip
                 shortest = min(shortest, (us, kernels), key=lambda found: found[0])
         bench.primed_attention = None
+        with self.triton.all_shared():
+            us = bench.step_us(self.rows, shortest[1])
+        self.note("small kernels with all shared memory", rows=self.rows, us=round(us, 1))
         found = kernels_of(bench.step(self.rows, shortest[1]))
         self.note("kernels", rows=self.rows, us=round(shortest[0], 1), kernels=found)
 
@@ -208,11 +216,13 @@ class Contest:
         return run
 
 
-def measure(model: str, gpu: Gpu, rows: list[int], tries: int, note: Note) -> list[str]:
+def measure(
+    model: str, gpu: Gpu, kernels: TritonKernels, rows: list[int], tries: int, note: Note
+) -> list[str]:
     """Lines of the table."""
     bench, lines = Bench(model), []
     for count in rows:
-        contest = Contest(bench, gpu, count, tries, note)
+        contest = Contest(bench, gpu, kernels, count, tries, note)
         contest.products_alone()
         contest.together()
         contest.with_attention()
@@ -232,6 +242,7 @@ def main() -> None:
     table: list[str] = []
     torch.cuda.init()
     with Gpu() as gpu:
+        kernels = TritonKernels(gpu)
         try:
             for model in arguments.model or MODELS:
 
@@ -240,7 +251,7 @@ def main() -> None:
                     print(model, kind, *row.values(), flush=True)
 
                 rows = arguments.rows or list(ROWS)
-                table += measure(model, gpu, rows, arguments.tries, note)
+                table += measure(model, gpu, kernels, rows, arguments.tries, note)
                 torch.cuda.empty_cache()  # the next one needs the memory
         finally:
             (arguments.output / "primed.json").write_text(json.dumps(found, indent=1) + "\n")
