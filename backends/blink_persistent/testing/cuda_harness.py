@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blink_persistent.engines import ProvisionLimits
 from blink_persistent.engines.cuda.engine import CudaEngine
-from blink_persistent.engines.cuda.provisioned import CudaProvisioned
 from blink_persistent.gpu.device_scheduler import DeviceScheduler
 from blink_persistent.graph_grid import GraphGrid
 from blink_persistent.samplers.default import DefaultSampler
@@ -19,6 +18,9 @@ from blink_persistent.testing.device_harness import DeviceHarness
 from blink_persistent.testing.host_driven_harness import HostDrivenHarness
 from blink_persistent.testing.scripted_shape import ScriptedShape
 from blink_server.backend import ModelVersion
+
+if TYPE_CHECKING:
+    from blink_persistent.engines.cuda.provisioned import CudaProvisioned
 
 Exclusive = Callable[[], AbstractContextManager[None]]
 
