@@ -1,4 +1,4 @@
-"""What share of a multiprocessor's memory Triton's kernels ask for, changed while they are timed."""
+"""Triton's kernels, and what share of a multiprocessor's memory they ask for."""
 
 from __future__ import annotations
 
