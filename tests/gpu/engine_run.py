@@ -1,7 +1,7 @@
 """A small model of SmolLM2's width on the engine `cuda`, its graphs driven by a host thread: for
 tools that watch a whole process; run by the test beside it.
 
-engine_run.py DIRECTORY
+engine_run.py DIRECTORY DECODE_KERNELS
 """
 
 from __future__ import annotations
@@ -27,15 +27,13 @@ SHAPE = ScriptedShape(max_rows=8, context_length=256, vocabulary_size=1000)
 
 
 def main() -> None:
-    directory = Path(sys.argv[1])
+    directory, decode_kernels = Path(sys.argv[1]), sys.argv[2]
     checkpoint = random_checkpoint(MODEL, seed=9)
     for name, tensor in checkpoint.tensors.items():
         checkpoint.tensors[name] = torch.from_numpy(tensor).bfloat16().float().numpy()
     write_weights(checkpoint, directory / "model.safetensors")
-    version = cuda_version(
-        directory, engine={"block_size": 16, "block_count": 40}, context_length=256,
-        memory_fraction=0.2,
-    )  # fmt: skip
+    options = {"block_size": 16, "block_count": 40, "decode_kernels": decode_kernels}
+    version = cuda_version(directory, engine=options, context_length=256, memory_fraction=0.2)
     requests = {
         slot: ScriptedRequest(tuple(range(3 + slot, 40 + 5 * slot)), max_tokens=20)
         for slot in range(10)

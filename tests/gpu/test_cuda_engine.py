@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,14 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
+from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cuts
+from blink_persistent.engines.cuda.kernels.primed import primed_on
+from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.provisioned import CudaProvisioned
 from blink_persistent.engines.cuda.weight_file import write_weights
 from blink_persistent.engines.cuda.weights import fill_weights
+from blink_persistent.gpu.driver import Gpu
 from blink_persistent.graph_grid import DECODE, PREFILL, GraphKey, default_grid
 from blink_persistent.ring import Reason
 from blink_persistent.testing.cuda_harness import CudaHarness, cuda_version, provision
@@ -62,8 +66,38 @@ def distance(found: Any, expected: Any) -> float:
     return float(difference.nan_to_num(nan=torch.inf))
 
 
+@pytest.fixture(params=["measured", "primed"])
+def decode_kernels(request: pytest.FixtureRequest) -> str:
+    """The engine's option."""
+    if request.param == "primed" and torch.cuda.get_device_capability(0) != (9, 0):
+        pytest.skip("primed kernels are for compute capability 9.0")
+    return str(request.param)
+
+
+@pytest.fixture
+def make_kernels(decode_kernels: str) -> Iterator[Callable[[Any], FusedKernels]]:
+    """The fused kernels for an architecture."""
+    sizes: dict[str, Any] = {"max_rows": 8, "processors": 131, "device": "cuda"}
+    with Gpu() as gpu:
+
+        def make(architecture: Any) -> FusedKernels:
+            chosen: dict[str, Any] = {}
+            if decode_kernels == "primed":
+                chosen = {
+                    "cuts": likely_cuts(architecture, primed_attention=True),
+                    "make_primed": primed_on(gpu),
+                    "primed_attention": PrimedAttention(gpu, architecture, **sizes),
+                }
+            return FusedKernels(architecture, capacity=2048, chained=True, **sizes, **chosen)
+
+        yield make
+        torch.cuda.synchronize()
+
+
 @pytest.fixture(params=FAMILIES)
-def paged(request: pytest.FixtureRequest) -> tuple[PagedDecoder, PagedDecoder]:
+def paged(
+    request: pytest.FixtureRequest, make_kernels: Callable[[Any], FusedKernels]
+) -> tuple[PagedDecoder, PagedDecoder]:
     """The same random model on the GPU, with fused and with plain kernels, in bfloat16."""
     architecture = FAMILIES[request.param]
     plain = random_checkpoint(architecture, seed=4).dequantized()
@@ -72,9 +106,7 @@ def paged(request: pytest.FixtureRequest) -> tuple[PagedDecoder, PagedDecoder]:
         part.copy_(torch.from_numpy(plain[name]))
 
     weights = fill_weights(architecture, fill, device="cuda", dtype=torch.bfloat16)
-    fused = FusedKernels(
-        architecture, max_rows=8, capacity=2048, processors=131, chained=True, device="cuda"
-    )
+    fused = make_kernels(architecture)
     room = {"device": "cuda", "tokens": 2048, "block_size": 64, "block_count": 200}
     return (
         PagedDecoder.build(architecture, weights, fused, **room),
@@ -119,14 +151,19 @@ def checkpoint() -> MemoryCheckpoint:
 
 
 @pytest.fixture
-def serve(checkpoint: MemoryCheckpoint, tmp_path: Path) -> Callable[[int], CudaProvisioned]:
+def serve(
+    checkpoint: MemoryCheckpoint, tmp_path: Path, decode_kernels: str
+) -> Callable[[int], CudaProvisioned]:
     """Provisions the small model with some number of KV blocks."""
     write_weights(checkpoint, tmp_path / "model.safetensors")
 
     def start(block_count: int) -> CudaProvisioned:
         version = cuda_version(
             tmp_path,
-            engine={"block_size": 16, "block_count": block_count},
+            engine={
+                **{"block_size": 16, "block_count": block_count},
+                "decode_kernels": decode_kernels,
+            },
             context_length=256,
             memory_fraction=0.5,
         )

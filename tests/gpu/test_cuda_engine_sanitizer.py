@@ -23,11 +23,13 @@ pytestmark = [
 ]
 
 
-def test_a_small_model_is_clean(tmp_path: Path) -> None:
+@pytest.mark.parametrize("decode_kernels", ["measured", "primed"])
+def test_a_small_model_is_clean(tmp_path: Path, decode_kernels: str) -> None:
     program = Path(__file__).with_name("engine_run.py")
     # PyTorch tries calls that are refused here, and goes on without them.
     watched = ["compute-sanitizer", "--tool", "memcheck", "--report-api-errors", "no"]
-    command = [*watched, "--error-exitcode", "9", sys.executable, str(program), str(tmp_path)]
+    watched += ["--error-exitcode", "9"]
+    command = [*watched, sys.executable, str(program), str(tmp_path), decode_kernels]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert "all answers are right" in done.stdout
