@@ -44,7 +44,7 @@ ROWS = [1, *ROW_TILES, 3, 13, 29, 50]
 @pytest.mark.parametrize("rows", ROWS)
 def test_a_streamed_product_is_the_librarys(weight: Any, rows: int) -> None:
     shape: Shape = (*weight.shape,)
-    products = Products([shape], CUTS, max_rows=64, chained=True, device="cuda")
+    products = Products([shape], CUTS, chained=True, device="cuda")
     x = torch.randn(rows, shape[1], device="cuda", dtype=torch.bfloat16)
     check(products, x, weight, gated=shape in GATED)
 
@@ -87,7 +87,7 @@ def test_a_primed_product_is_the_librarys(name: str) -> None:
         for tile in ROW_TILES
     }
     with Gpu() as gpu:
-        options = {"max_rows": 64, "device": "cuda", "primed": primed_on(gpu)(cuts)}
+        options = {"device": "cuda", "primed": primed_on(gpu)(cuts)}
         products = Products([product.shape], cuts, chained=True, **options)
         for rows in ROWS:
             x = torch.randn(rows, product.shape[1], device="cuda", dtype=torch.bfloat16)
@@ -108,7 +108,7 @@ def test_chained_products_wait_for_what_they_read() -> None:
     room = torch.empty(4, 2 * size, device="cuda", dtype=torch.bfloat16)
 
     with Gpu() as gpu:
-        options = {"max_rows": 64, "device": "cuda", "primed": primed_on(gpu)(cuts)}
+        options = {"device": "cuda", "primed": primed_on(gpu)(cuts)}
 
         def run(chained: bool) -> Any:
             products = Products([(2 * size, size)], cuts, chained=chained, **options)

@@ -182,7 +182,7 @@ def streamed() -> Callable[..., Any]:
         torch.manual_seed(rows)
         shape = halves * SIZE, DEPTH
         cuts = {(shape, tile): cut for tile in ROW_TILES}
-        products = Products([shape], cuts, max_rows=64, chained=False, device="cpu")
+        products = Products([shape], cuts, chained=False, device="cpu")
         return products, torch.randn(rows, DEPTH), torch.randn(shape) / DEPTH**0.5
 
     return make
@@ -226,11 +226,10 @@ def test_steps_are_chained_where_all_their_products_are_streamed() -> None:
     one, other = (64, 32), (32, 64)
     cut = Cut(features=16, step=16)
     cuts = {(one, 8): cut, (other, 8): cut, (one, 16): cut}
-    room = {"max_rows": 16, "device": "cpu"}
-    chained = Products([one, other], cuts, chained=True, **room)
+    chained = Products([one, other], cuts, chained=True, device="cpu")
     for rows, expected in ((1, True), (8, True), (9, False), (65, False)):
         assert chained.chain(rows) == {"CHAINED": expected, "launch_pdl": expected}
-    assert not Products([one, other], cuts, chained=False, **room).chain(1)["launch_pdl"]
+    assert not Products([one, other], cuts, chained=False, device="cpu").chain(1)["launch_pdl"]
 
 
 def test_measured_choices_fit_their_shapes() -> None:

@@ -45,7 +45,7 @@ class OnHost:
 
 def products(shape: tuple[int, int], cut: PrimedCut) -> tuple[Products, OnHost]:
     cuts, primed = {(shape, tile): cut for tile in ROW_TILES[:2]}, OnHost()
-    made = Products([shape], cuts, max_rows=64, chained=True, device="cpu", primed=primed)
+    made = Products([shape], cuts, chained=True, device="cpu", primed=primed)
     return made, primed
 
 

@@ -66,7 +66,6 @@ class FusedKernels(Products, Attention, Experts):
             self,
             product_shapes(architecture),
             cuts,
-            max_rows=max_rows,
             chained=chained,
             device=device,
             primed=make_primed(cuts),

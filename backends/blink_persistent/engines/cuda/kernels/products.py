@@ -25,17 +25,13 @@ SWIGLU_TILE = 1024
 
 
 class Products:
-    """Fulfils the products of `Kernels` for the weights' shapes that it is made for.
-
-    `max_rows` is that of the decode steps: the room for parts is made for it.
-    """
+    """Fulfils the products of `Kernels` for the weights' shapes that it is made for."""
 
     def __init__(
         self,
         shapes: Iterable[Shape],
         cuts: Cuts,
         *,
-        max_rows: int,
         chained: bool,
         device: object,
         primed: RunPrimed | None = None,
@@ -51,7 +47,7 @@ class Products:
         }
         room = max(
             (
-                cut.splits * min(max_rows, tile) * shape[0]
+                cut.splits * tile * shape[0]
                 for shape in shapes
                 for tile in ROW_TILES
                 if (cut := cuts.get((shape, tile))) is not None
@@ -72,7 +68,7 @@ class Products:
     def product(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         rows, size = len(x), len(weight)
         cut = self._cut(x, weight)
-        if cut is None or cut.splits * rows * size > len(self._parts):
+        if cut is None:
             return torch.mm(x, weight.t(), out=out)[None]
         parts = self._parts[: cut.splits * rows * size].view(cut.splits, rows, size)
         self._stream(x, weight, parts, size, cut, gated=False)
