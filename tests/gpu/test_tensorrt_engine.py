@@ -87,7 +87,7 @@ def built(kind: tuple[str, str], checkpoint: MemoryCheckpoint, tmp_path: Path) -
 
 @pytest.fixture
 def engine(built: BuildResult, tmp_path: Path) -> Any:
-    """Provisioned, to be closed, with few KV blocks, so that requests are paused and computed again."""
+    """Provisioned, to be closed; with few KV blocks, so that requests are paused."""
     options = {**built.config["engine"], "block_count": 90}
     limits = {**built.config["limits"], "memory_fraction": 0.5}
     grid = GraphGrid.from_json(built.graph_grid)

@@ -203,7 +203,8 @@ def _attention(
     try:
         from blink_persistent.engines.tensorrt import attention_kernels
     except ImportError as error:
-        raise Unavailable(f"install the 'cuda' extra, for its kernels: {error}") from error
+        extra = options.flavour.extra
+        raise Unavailable(f"install the {extra!r} extra, for Triton: {error}") from error
     capability = capability_of(options.target)
     block_size = options.block_size
     state = PluginState(
