@@ -1,8 +1,7 @@
 """Builds a plan with TensorRT for RTX, without a GPU, and tells the layers that it came to.
 
-A plan must be loaded on a GPU before TensorRT's inspector says its layers; but a builder that is
-asked for detail logs the same lines. It logs to the first logger of a process, so each plan is
-built in a process of its own.
+A plan must be loaded on a GPU before TensorRT's inspector says its layers, but the builder logs the
+same lines. It logs to the first logger of a process, so each plan is built in one of its own.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def _build(architecture: Architecture, target: str) -> list[PlanLayer]:
     import tensorrt_rtx as trt
 
     logger = _collector(trt)
-    builder = _DetailedBuilder(trt, trt.Builder(logger))
+    builder = trt.Builder(logger)
     tensors = random_checkpoint(architecture).dequantized()
     weights = NetworkWeights({n: t.astype(ml_dtypes.bfloat16) for n, t in tensors.items()})
     pages = Pages(16, architecture.context_length // 16)
@@ -89,22 +88,6 @@ def _build(architecture: Architecture, target: str) -> list[PlanLayer]:
         )
         for found in _LINE.finditer(listing)
     ]
-
-
-class _DetailedBuilder:
-    """A builder whose plans say what their layers are."""
-
-    def __init__(self, trt: Any, builder: Any) -> None:
-        self._trt = trt
-        self._builder = builder
-
-    def create_builder_config(self) -> Any:
-        config = self._builder.create_builder_config()
-        config.profiling_verbosity = self._trt.ProfilingVerbosity.DETAILED
-        return config
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._builder, name)
 
 
 def _collector(trt: Any) -> Any:
