@@ -23,21 +23,10 @@ from blink_persistent.engines.cuda.step_tensors import (
     empty_inputs,
 )
 from blink_persistent.engines.cuda.weights import Weights
+from blink_persistent.testing.step_parts import INACTIVE, STALE_TOKEN, Part
 from blink_server.importers.checkpoint import Architecture
 
-STALE_TOKEN = 1  # what lies in the token buffer beyond the step's tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some tokens of one request: its block table, how many entries it has, what comes next."""
-
-    blocks: tuple[int, ...]
-    start: int
-    token_ids: tuple[int, ...]
-
-
-INACTIVE = Part((0,), 0, ())
+__all__ = ["INACTIVE", "PagedDecoder", "Part"]
 
 
 @dataclass(frozen=True, slots=True)
