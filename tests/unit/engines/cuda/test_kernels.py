@@ -119,6 +119,15 @@ def test_prefill_attention_of_prompts_of_all_lengths(kernel_kinds: Kinds, proces
     both((kernel_kinds["reference"](ARCHITECTURE), fused), "prefill_attention", make, 1)
 
 
+def test_prefill_attention_of_one_prompt_needs_every_tile(pair: Pair) -> None:
+    def make() -> tuple[Any, ...]:
+        poisoned = torch.full_like(query_rows(48), torch.nan)
+        ends = int32(0, 48)
+        return query_rows(48), pages(), pages(), int32(0), ends, tables(1), poisoned
+
+    both(pair, "prefill_attention", make, 1)
+
+
 @pytest.mark.parametrize("parts", [1, 3])
 def test_rotation_with_norms_of_heads_and_append(pair: Pair, parts: int) -> None:
     """Of a projection in parts, with a bias and without."""
