@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from blink_server.testing.eventually import eventually
 from blink_server.testing.fake_repository import write_fake_version
 from blink_server.testing.server_process import ServerProcess
 
@@ -170,4 +171,4 @@ async def test_a_directory_removed_while_it_loads(start: Start, repository: Path
     await server.line("echo:1 UNAVAILABLE")
     url = await server.ready()
     assert await answer(url, "other") == "b"
-    assert "does not exist" in await answer(url)
+    await eventually(lambda: answer(url), lambda text: "does not exist" in text)

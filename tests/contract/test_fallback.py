@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from blink_server.control_client import ask
 from blink_server.model_rows import ModelRow, from_columns
+from blink_server.testing.eventually import eventually
 from blink_server.testing.fake_repository import token_ids, write_fake_version
 from blink_server.testing.server_process import ServerProcess
 from blink_server.testing.tiny_repository import write_json
@@ -85,7 +85,6 @@ async def test_a_model_in_two_repositories_names_both_places(
     assert str(other) in message
     shutil.rmtree(other)
     await server.line("echo:1 READY")
-    async with httpx.AsyncClient() as client:  # a worker connects a moment later
-        while (await client.get(f"{url}/v1/models/echo")).status_code != 200:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    assert (await complete(url, model="echo", max_tokens=1)).status_code == 200
+    await eventually(  # a worker connects a moment later
+        lambda: complete(url, model="echo", max_tokens=1), lambda reply: reply.status_code == 200
+    )

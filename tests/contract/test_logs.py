@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from blink_server.testing.eventually import eventually
 from blink_server.testing.fake_repository import write_fake_version
 from blink_server.testing.server_process import ServerProcess
 
@@ -56,8 +57,9 @@ async def test_the_level_of_a_running_server_can_be_changed(start: Start, reposi
     quiet = len(server.lines)
     write_fake_version(repository, "second")
     async with httpx.AsyncClient() as client:
-        while (await client.get(f"{url}/v1/models/second")).status_code != 200:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        await eventually(
+            lambda: client.get(f"{url}/v1/models/second"), lambda reply: reply.status_code == 200
+        )
     assert not [line for line in server.lines[quiet:] if "second:1 READY" in line]
     status, _ = await log_level("info", server.runtime)
     assert status == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 
+from blink_server.testing.eventually import eventually
 from blink_server.testing.fake_repository import token_ids, write_fake_version
 from blink_server.testing.server_process import ServerProcess
 from blink_server.testing.stream_client import EventStream
@@ -36,6 +37,11 @@ async def ask(url: str, model: str = "echo", tokens: int = 1) -> tuple[int, str]
     return reply.status_code, reply.json()["error"]["message"]
 
 
+async def until_gone(url: str, model: str = "echo") -> None:
+    """A worker hears of it a moment after the log."""
+    await eventually(lambda: ask(url, model), lambda reply: reply[0] == 404)
+
+
 def assert_all_answered(outcomes: list[Outcome], *texts: str) -> None:
     assert {outcome.failure for outcome in outcomes} == {""}
     assert {outcome.text for outcome in outcomes} == set(texts)
@@ -58,10 +64,10 @@ async def test_models_and_versions_come_and_go(
     await server.line("echo:1 UNAVAILABLE: unloaded")
     assert_all_answered(await traffic.stop(), "1", "2")
     assert await ask(url) == (200, "2")
-    assert (await ask(url, "echo:1"))[0] == 404
+    await until_gone(url, "echo:1")
     (repository / "echo").rename(aside / "gone")
     await server.line("echo:2 UNAVAILABLE: unloaded")
-    assert (await ask(url))[0] == 404
+    await until_gone(url)
 
 
 async def test_changed_files_are_loaded_beside_what_serves_and_swapped(
@@ -112,9 +118,7 @@ async def test_a_broken_model_json_changes_nothing_and_aliases_need_no_load(
     await server.line("model.json: is not JSON")
     assert await ask(url) == (200, "a")
     write_json(settings, {"aliases": ["parrot"]})
-    while (await ask(url, "parrot"))[0] == 404:
-        pass
-    assert await ask(url, "parrot") == (200, "a")
+    await eventually(lambda: ask(url, "parrot"), lambda reply: reply == (200, "a"))
     assert server.runner(1).alive
     assert not (server.runtime / "runner-2").exists()
 
@@ -162,4 +166,4 @@ async def test_a_stream_longer_than_the_drain_ends_with_a_word(
     assert error["error"]["message"] == "echo:1 was unloaded"
     events.close()
     await server.line("echo:1 UNAVAILABLE: unloaded")
-    assert (await ask(url))[0] == 404
+    await until_gone(url)

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from blink_server.testing.eventually import eventually
 from blink_server.testing.fake_repository import write_fake_version
 from blink_server.testing.server_process import ServerProcess, processes
 
@@ -86,14 +87,9 @@ class Stream:
         await self._client.aclose()
 
 
-async def until_ready(url: str, model: str = "echo") -> None:
+async def until_served(url: str) -> httpx.Response:
     """A worker's own connection to a runner shows only in its answers."""
-    async with asyncio.timeout(30), httpx.AsyncClient() as client:
-        while True:
-            reply = await client.get(f"{url}/health/ready", params={"model": model})
-            if reply.status_code == 200:
-                return
-            await asyncio.sleep(0.05)
+    return await eventually(lambda: chat(url), lambda reply: reply.status_code == 200)
 
 
 async def test_serves_what_is_valid_says_what_is_not_and_leaves_nothing(
@@ -244,9 +240,12 @@ async def test_a_second_signal_ends_everything_at_once(
 async def test_a_killed_runner_ends_its_streams_with_an_error_and_comes_back(
     start: Start, repository: Path
 ) -> None:
-    write_fake_version(repository, token_seconds=0.02)
+    gate = write_fake_version(repository, token_seconds=0.02, load_gate="gate") / "gate"
+    os.mkfifo(gate)  # a load waits until it is written to
     write_fake_version(repository, "other")
     server = await start()
+    await server.line("echo:1 LOADING")
+    await asyncio.to_thread(gate.write_bytes, b"")
     url = await server.ready()
     stream = await Stream.open(url, max_tokens=500)
     victim = next(n for n in (1, 2) if "/echo/" in environment_of(server.runner(n).pid, repository))
@@ -259,8 +258,8 @@ async def test_a_killed_runner_ends_its_streams_with_an_error_and_comes_back(
     assert refused.status_code == 503
     assert refused.headers["Retry-After"]
     assert (await chat(url, model="other")).status_code == 200
-    await until_ready(url)
-    assert (await chat(url)).json()["choices"][0]["message"]["content"] == PROMPT * 6
+    await asyncio.to_thread(gate.write_bytes, b"")
+    assert (await until_served(url)).json()["choices"][0]["message"]["content"] == PROMPT * 6
     await stream.close()
 
 
@@ -287,8 +286,7 @@ async def test_a_killed_worker_harms_its_own_streams_only(start: Start, reposito
     with pytest.raises(httpx.TransportError):
         await broken.rest()
     await broken.close()
-    await until_ready(url)
-    assert (await chat(url)).status_code == 200
+    await until_served(url)
     assert server.runner(1).alive
 
 
@@ -303,8 +301,7 @@ async def test_a_killed_gunicorn_is_started_again(
     await server.line("gunicorn ended: signal SIGKILL; starting it again")
     async with httpx.AsyncClient(timeout=30) as client:
         assert (await client.get(f"{url}/health/live")).status_code == 200
-    await until_ready(url)
-    assert (await chat(url)).status_code == 200
+    await until_served(url)
     assert await server.stop() == 0
     assert_nothing_left(short_path)
 
@@ -342,8 +339,7 @@ async def test_everything_serves_on_without_the_provisioner_until_a_successor_co
     await stream.close()
     os.kill(runner.pid, signal.SIGKILL)
     await successor.line("echo:1 UNAVAILABLE: runner exited")
-    await until_ready(url)
-    assert (await chat(url)).status_code == 200
+    await until_served(url)
     assert await successor.stop() == 0
     assert_nothing_left(short_path)
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from blink_server.testing.eventually import eventually
 from blink_server.testing.server_process import ServerProcess
 from blink_server.testing.tiny_repository import write_json
 from blink_server.testing.tiny_tokenizer import CHAT_TEMPLATE, byte_level_tokenizer
@@ -138,9 +139,7 @@ async def check_change(client: httpx.AsyncClient, path: Path) -> None:
         code.replace("yield TokenEvent([token_id])", "yield TokenEvent([token_id] * 2)")
     )
     write_version(path / "repository", "twice")
-    async with asyncio.timeout(30):
-        while (reply := await ask(client, "twice")).status_code != 200:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)  # nothing tells a client of a new model
+    reply = await eventually(lambda: ask(client, "twice"), lambda reply: reply.status_code == 200)
     assert reply.json()["choices"][0]["text"] == "aa"
     assert (await ask(client, "echo")).json()["choices"][0]["text"] == "a"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from blink_persistent.testing.gpu_server import (
 )
 from blink_persistent.testing.scripted_version import write_scripted_version
 from blink_server.process import ProcessId
+from blink_server.testing.eventually import eventually
 from blink_server.testing.server_process import ServerProcess
 from blink_server.testing.stream_client import EventStream, RequestFailed, text_of
 
@@ -69,12 +69,12 @@ async def stream(url: str, model: str, tokens: int) -> AsyncIterator[str]:
 
 async def until_answered(url: str, model: str) -> str:
     """Its answer once it serves again."""
-    async with asyncio.timeout(60), httpx.AsyncClient(timeout=60) as client:
-        while True:
-            reply = await client.post(url + COMPLETIONS, json=body(model))
-            if reply.status_code == 200:
-                return str(reply.json()["choices"][0]["text"])
-            await asyncio.sleep(0.05)
+    async with httpx.AsyncClient(timeout=60) as client:
+        reply = await eventually(
+            lambda: client.post(url + COMPLETIONS, json=body(model)),
+            lambda reply: reply.status_code == 200,
+        )
+    return str(reply.json()["choices"][0]["text"])
 
 
 @pytest.fixture
@@ -149,9 +149,12 @@ async def test_a_version_answers_its_warm_up_before_it_is_ready(
     server: ServerProcess = await serve()
     url = await server.ready()
     assert "warmup[0]" in await server.line("  b:1  UNAVAILABLE")
+    four = 'blink_scheduler_steps_total{model_name="a",version="1"} 4.0'
     async with httpx.AsyncClient(timeout=60) as client:
-        told = (await client.get(f"{url}/metrics")).text
-    assert 'blink_scheduler_steps_total{model_name="a",version="1"} 4.0' in told.splitlines()
+        # The scheduler shows its counts after the answer.
+        await eventually(
+            lambda: client.get(f"{url}/metrics"), lambda told: four in told.text.splitlines()
+        )
 
 
 @pytest.mark.slow
