@@ -123,7 +123,9 @@ def test_a_build_that_is_stopped_leaves_nothing(
         pytest.param(
             [*RTX, "--target", "sm_90"], "must be one of sm_75, sm_80, sm_86", marks=needs_rtx
         ),
-        pytest.param([*RTX], "engine.target: give one, as sm_89", marks=no_gpu),
+        pytest.param(
+            [*RTX], "engine.target: give one to blink-server build, as sm_89", marks=no_gpu
+        ),
         pytest.param(
             ["--engine", "tensorrt", "--set", "flavour=full", "--target", "sm_90"],
             "TensorRT builds on the GPU that is to serve, and this one has none",

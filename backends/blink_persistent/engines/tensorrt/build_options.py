@@ -80,7 +80,7 @@ def _problems(given: Mapping[str, Any], file: Path) -> Iterator[Problem]:
 def _misfits(options: BuildOptions, file: Path, here: str) -> Iterator[Problem]:
     flavour, target = options.flavour, options.target
     if not target:
-        expected = "give one, as sm_89: this machine has no GPU"
+        expected = "give one to blink-server build, as sm_89: this machine has no GPU"
         yield Problem(file, "engine.target", None, expected)
     elif not flavour.cross_builds and target != here:
         found = f"this one's is {here}" if here else "this one has none"

@@ -13,6 +13,7 @@ from blink_persistent.engines import ProvisionLimits
 from blink_persistent.engines.cuda.engine import kv_entry_bytes, workspace_bytes
 from blink_persistent.engines.place import GpuPlace, gpu_place
 from blink_persistent.engines.tensorrt.options import TensorRtOptions, read_options
+from blink_persistent.gpu.presence import architecture
 from blink_persistent.graph_grid import GraphGrid
 from blink_persistent.samplers.default_cuda import scratch_bytes
 from blink_server.backend import BuildResult, ModelVersion
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from blink_persistent.engines.tensorrt.provisioned import TensorRtProvisioned
-
     from blink_server.importers.checkpoint import Checkpoint
 
 _GRAPH_BYTES = 3 << 20  # of one uploaded executable graph, at most
@@ -36,12 +36,12 @@ class TensorRtEngine:
     import_options = ()  # a plan holds, and multiplies, bfloat16
 
     def check(self, version: ModelVersion) -> Sequence[Problem]:
-        """Options, the plan's size and the grid; asks for neither TensorRT nor a GPU."""
+        """Options, the plan's size, the grid; the GPU, if there is one. TensorRT is not asked."""
         try:
-            read_options(version)
+            options = read_options(version)
         except InvalidModel as error:
             return error.problems
-        return []
+        return _check_gpu(version, options)
 
     def place(self, version: ModelVersion) -> GpuPlace | None:
         """A GPU; which, "device" says."""
@@ -100,6 +100,17 @@ class TensorRtEngine:
         except ImportError as error:
             raise Unavailable(f"install the {options.flavour.extra!r} extra: {error}") from error
         return TensorRtProvisioned(version, grid, options, limits, progress=progress)
+
+
+def _check_gpu(version: ModelVersion, options: TensorRtOptions) -> Sequence[Problem]:
+    """Whether the plan is for the GPU that the version names; nothing where that is not there."""
+    place, target = gpu_place(version.config["engine"], ()), options.plan.target
+    here = architecture(place.device) if place is not None else ""
+    if here in ("", target):
+        return []
+    expected = f"this GPU is {here}: build the version with --target {here}"
+    file = version.directory / "config.json"
+    return [Problem(file, "engine.plan.target", target, expected, of_machine=True)]
 
 
 def block_bytes(options: TensorRtOptions) -> int:

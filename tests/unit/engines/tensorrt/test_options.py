@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from blink_persistent.engines.place import SchedulerKind
+from blink_persistent.engines.tensorrt import engine as tensorrt_engine
 from blink_persistent.engines.tensorrt import plugin_attention
 from blink_persistent.engines.tensorrt.engine import TensorRtEngine
 from blink_persistent.engines.tensorrt.options import read_options
@@ -163,6 +164,19 @@ def test_a_plugin_library_that_is_not_there_is_named(
     assert problem.of_machine
     (tmp_path / "libblink_tensorrt.so").touch()
     assert check(tmp_path, library) == []
+
+
+@pytest.mark.parametrize(("gpu", "problems"), [("sm_89", 0), ("", 0), ("sm_90", 1)])
+def test_a_gpu_that_the_plan_is_not_for_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, problems: int
+) -> None:
+    monkeypatch.setattr(tensorrt_engine, "architecture", lambda device: gpu)
+    found = check(tmp_path)
+    assert len(found) == problems
+    for problem in found:
+        assert (problem.field, problem.value) == ("engine.plan.target", "sm_89")
+        assert problem.expected == "this GPU is sm_90: build the version with --target sm_90"
+        assert problem.of_machine
 
 
 def test_where_it_runs_names_the_flavours_module_and_extra(tmp_path: Path) -> None:
