@@ -22,6 +22,7 @@ from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cuts
 from blink_persistent.engines.cuda.kernels.primed import primed_on
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
+from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.provisioned import CudaProvisioned
 from blink_persistent.engines.cuda.weight_file import write_weights
@@ -87,6 +88,7 @@ def make_kernels(decode_kernels: str) -> Iterator[Callable[[Any], FusedKernels]]
                     "cuts": likely_cuts(architecture, primed_attention=True),
                     "make_primed": primed_on(gpu),
                     "primed_attention": PrimedAttention(gpu, architecture, **sizes),
+                    "primed_norm": primed_norm_for(gpu, architecture.hidden_size),
                 }
             return FusedKernels(architecture, capacity=2048, chained=True, **sizes, **chosen)
 

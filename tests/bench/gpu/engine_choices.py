@@ -30,6 +30,7 @@ from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.primed import MakePrimed, no_primed
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
+from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.step_tensors import KvCache, StepInputs, Workspace, empty_inputs
 from blink_persistent.engines.cuda.weights import random_weights
@@ -65,6 +66,7 @@ class Bench:
         self.shape = shape = ARCHITECTURES[model]
         self.make_primed = make_primed
         self.primed_attention: PrimedAttention | None = None
+        self.primed_norm: PrimedNorm | None = None
         self.names = WITH_EXPERTS if shape.experts else NAMES
         places = {"device": "cuda", "dtype": torch.bfloat16}
         self.weights = random_weights(shape, **places)
@@ -94,6 +96,7 @@ class Bench:
             cuts=cuts,
             make_primed=self.make_primed,
             primed_attention=self.primed_attention,
+            primed_norm=self.primed_norm,
         )
 
     def step_us(self, rows: int, kernels: FusedKernels) -> float:

@@ -8,8 +8,9 @@ TB/s. The streamed cut is the table's, or the best of a few; the primed cuts are
 the least estimates. "chain": a step's products with the norms between them, without rotation and
 attention, so that the distance to the products' floor is what the products lose and what lies
 between them. "step": a whole decode step but for the sampler. Both with the library's, the
-streamed, the primed products, and with the best of each; unchained too. "attention": the step with
-the best products, and with those that leave attention room, and each cut of primed attention.
+streamed, the primed products, and with the best of each, these two also with the primed norm;
+unchained too. "attention": the step with the best products, and with those that leave attention
+room, and each cut of primed attention, with either norm.
 "small kernels with all shared memory" is the shortest step again, with Triton's kernels asking for
 the primed ones' share of a multiprocessor's memory, which has to be empty to change its share.
 "kernels" are those of the shortest step, launched eagerly. What is printed last are lines of the
@@ -19,11 +20,11 @@ table in kernels/choices.py.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ from blink_persistent.engines.cuda.kernels.primed import PrimedProducts
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut, is_attended
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
+from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
 from blink_persistent.gpu.driver import Gpu
 
 FEW_STREAMED = 4
@@ -87,7 +89,7 @@ def streamed(product: StepProduct, tile: int) -> Iterator[Cut]:
     if isinstance(known, Cut):
         yield known
     else:
-        yield from islice(candidates(product.name, product.shape), FEW_STREAMED)
+        yield from itertools.islice(candidates(product.name, product.shape), FEW_STREAMED)
 
 
 class Contest:
@@ -112,6 +114,7 @@ class Contest:
         }
         kernels = PrimedProducts(gpu, every | self.beside)  # compiled together
         bench.make_primed = lambda cuts: kernels
+        self.norm = primed_norm_for(gpu, bench.shape.hidden_size)
         self.best: dict[str, dict[StepProduct, tuple[float, AnyCut | None]]] = {}
 
     def products_alone(self) -> None:
@@ -146,22 +149,19 @@ class Contest:
         layers = self.bench.shape.layers
         floors = {p.name: floor_us(p) * (1 if p.name == "head" else layers) for p in self.products}
         self.note("floors", rows=self.rows, floors={k: round(v, 1) for k, v in floors.items()})
-        for way in ("library", "streamed", "primed", "best"):
+        norms = (None, self.norm)
+        plain = [("library", None), ("streamed", None)]
+        for way, norm in plain + [(way, norm) for way in ("primed", "best") for norm in norms]:
+            self.bench.primed_norm = norm
             cuts = self.chosen(way)
             for chained in (True, False):
                 kernels = self.bench.kernels(cuts, None, chained=chained)
                 chain = microseconds(self.chain(kernels))
                 step = self.bench.step_us(self.rows, kernels)
                 share = (sum(floors.values()) - floors["head"]) / chain
-                self.note(
-                    "chain, step",
-                    rows=self.rows,
-                    way=way,
-                    chained=chained,
-                    chain=round(chain, 1),
-                    share=round(share, 3),
-                    step=round(step, 1),
-                )
+                self.note("chain, step", rows=self.rows, way=way, primed_norm=norm is not None,
+                          chained=chained, chain=round(chain, 1), share=round(share, 3),
+                          step=round(step, 1))  # fmt: skip
 
     def with_attention(self) -> None:
         """The step with every cut of primed attention, and with none."""
@@ -179,13 +179,15 @@ class Contest:
                 device="cuda",
                 always=offer,
             )
-            for way, cuts in (("best", self.chosen("best")), ("beside", self.beside)):
+            ways = ("best", self.chosen("best")), ("beside", self.beside)
+            for (way, cuts), norm in itertools.product(ways, (None, self.norm)):
+                bench.primed_norm = norm
                 kernels = bench.kernels(cuts, None)
                 us = bench.step_us(self.rows, kernels)
-                self.note("attention", rows=self.rows, way=way, us=round(us, 1),
-                          cut=offer and asdict(offer))  # fmt: skip
+                self.note("attention", rows=self.rows, way=way, primed_norm=norm is not None,
+                          us=round(us, 1), cut=offer and asdict(offer))  # fmt: skip
                 shortest = min(shortest, (us, kernels), key=lambda found: found[0])
-        bench.primed_attention = None
+        bench.primed_attention = bench.primed_norm = None
         with self.triton.all_shared():
             us = bench.step_us(self.rows, shortest[1])
         self.note("small kernels with all shared memory", rows=self.rows, us=round(us, 1))

@@ -24,6 +24,7 @@ from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cuts
 from blink_persistent.engines.cuda.kernels.primed import primed_on
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import is_attended
+from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.options import CudaOptions
 from blink_persistent.engines.cuda.recorder import TorchRecorder
@@ -168,11 +169,12 @@ class CudaProvisioned(CapturedEngine):
         hopper = properties.major >= HOPPER
         processors = properties.multi_processor_count - SCHEDULERS_PROCESSORS
         sizes: dict[str, Any] = {"max_rows": grid.max_rows, "device": self.device}
-        attention, cuts = None, None
+        cuts, attention, norm = None, None, None
         if hopper and options.primed_attention and is_attended(architecture):
             attention = PrimedAttention(self.gpu, architecture, processors=processors, **sizes)
         if hopper and options.primed_products:
             cuts = likely_cuts(architecture, primed_attention=attention is not None)
+            norm = primed_norm_for(self.gpu, architecture.hidden_size)
         return FusedKernels(
             architecture,
             capacity=self.limits.max_blocks * options.block_size,
@@ -181,6 +183,7 @@ class CudaProvisioned(CapturedEngine):
             cuts=cuts,
             make_primed=primed_on(self.gpu),
             primed_attention=attention,
+            primed_norm=norm,
             **sizes,
         )
 

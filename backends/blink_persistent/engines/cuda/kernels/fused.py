@@ -21,6 +21,7 @@ from blink_persistent.engines.cuda.kernels.choices import (
 from blink_persistent.engines.cuda.kernels.experts import Experts
 from blink_persistent.engines.cuda.kernels.primed import MakePrimed, no_primed
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
+from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm
 from blink_persistent.engines.cuda.kernels.products import Products
 from blink_persistent.engines.cuda.kernels.protocol import Projected
 from blink_server.importers.checkpoint import Architecture
@@ -49,6 +50,7 @@ class FusedKernels(Products, Attention, Experts):
         experts: ExpertTiling | None = None,
         make_primed: MakePrimed = no_primed,
         primed_attention: PrimedAttention | None = None,
+        primed_norm: PrimedNorm | None = None,
     ) -> None:
         """For up to `max_rows` rows with block tables of `capacity` entries.
 
@@ -56,11 +58,11 @@ class FusedKernels(Products, Attention, Experts):
         which needs a Hopper GPU.
         `decode`, `cuts` and `experts`: how attention and products are cut; by default what was
         measured on such a device. `make_primed`: what runs the primed cuts among them.
-        `primed_attention`: attends to rows' new tokens where it can.
+        `primed_attention` and `primed_norm` take the place of others where they can.
         """
         on_gpu = torch.device(device).type == "cuda"
         known, tilings = measured(torch.cuda.get_device_capability(device) if on_gpu else (0, 0))
-        self._primed_attention = primed_attention
+        self._primed_attention, self._primed_norm = primed_attention, primed_norm
         cuts = known if cuts is None else cuts
         Products.__init__(
             self,
@@ -140,6 +142,10 @@ class FusedKernels(Products, Attention, Experts):
         out: Tensor,
     ) -> None:
         tokens, size = residual.shape
+        if self._primed_norm is not None and self._primed_norm.takes(delta):
+            chained = self.chain(tokens)["CHAINED"]
+            self._primed_norm(delta, gain, epsilon, residual, out, chained=chained)
+            return
         norm.add_norm[(tokens,)](
             delta, gain, residual, out, epsilon, tokens, PARTS=len(delta),
             SIZE=size, TILE=triton.next_power_of_2(size),

@@ -1,0 +1,98 @@
+// The sum of a product's parts with the residual stream, and its RMS norm: small enough in threads,
+// registers and shared memory to wait beside the product.
+//
+// One source for the GPU (lanes_gpu.h) and, lane by lane, for the host that tests it.
+#pragma once
+
+#include "lanes.h"
+
+namespace blink {
+
+struct NormCall {
+    const float* delta;    // [parts, rows, size]
+    const uint16_t* gain;  // bfloat16 [size]
+    float* residual;       // [rows, size]
+    uint16_t* out;         // bfloat16 [rows, size]
+    float epsilon;
+    uint32_t parts, rows, size;  // size: a multiple of 4
+};
+
+// A block a row; a thread has kEach times 4 elements, at most.
+template <class Port, uint32_t kWarps, uint32_t kEach>
+class PrimedNorm {
+  public:
+    static constexpr uint32_t kThreads = 32 * kWarps;
+    static constexpr uint32_t kSharedBytes = 4 * kWarps;
+
+    BLINK_DEV PrimedNorm(Port& port, const NormCall& n) : port_(port), n_(n) {}
+
+    BLINK_DEV void run() {
+        port_.let_next_in();
+        float gains[kEach][4];
+        each([&](uint32_t i, uint32_t at) {
+            for (uint32_t j = 0; j < 4; ++j) gains[i][j] = float_of(n_.gain[at + j]);
+        });
+        port_.await_previous();
+        const uint64_t row = static_cast<uint64_t>(port_.block()) * n_.size;
+        float x[kEach][4];
+        each([&](uint32_t i, uint32_t at) { put(x[i], n_.residual + row + at); });
+        // Parts in their order, as other kernels add them.
+#pragma unroll 4
+        for (uint32_t part = 0; part < n_.parts; ++part) {
+            const float* delta = n_.delta + static_cast<uint64_t>(part) * n_.rows * n_.size + row;
+            each([&](uint32_t i, uint32_t at) {
+                float more[4];
+                put(more, delta + at);
+                for (uint32_t j = 0; j < 4; ++j) x[i][j] += more[j];
+            });
+        }
+        float square = 0.0f;
+        each([&](uint32_t i, uint32_t at) {
+            Chunk sums;
+            for (uint32_t j = 0; j < 4; ++j) {
+                square += x[i][j] * x[i][j];
+                sums.word[j] = bits_of(x[i][j]);
+            }
+            *reinterpret_cast<Chunk*>(n_.residual + row + at) = sums;
+        });
+        const float scale = 1.0f / sqrtf(total(square) / static_cast<float>(n_.size) + n_.epsilon);
+        each([&](uint32_t i, uint32_t at) {
+            float y[4];
+            for (uint32_t j = 0; j < 4; ++j) y[j] = x[i][j] * scale * gains[i][j];
+            const uint64_t low = pack_bfloat16(y[0], y[1]), high = pack_bfloat16(y[2], y[3]);
+            *reinterpret_cast<uint64_t*>(n_.out + row + at) = high << 32 | low;
+        });
+    }
+
+  private:
+    // `visit(i, at)` for the thread's elements from `at` on.
+    template <class Visit>
+    BLINK_DEV void each(Visit visit) {
+#pragma unroll
+        for (uint32_t i = 0; i < kEach; ++i) {
+            const uint32_t at = 4 * (i * kThreads + port_.thread());
+            if (at < n_.size) visit(i, at);
+        }
+    }
+
+    BLINK_DEV void put(float (&values)[4], const float* from) {
+        const Chunk chunk = port_.load(reinterpret_cast<const uint16_t*>(from));
+        for (uint32_t j = 0; j < 4; ++j) values[j] = from_bits(chunk.word[j]);
+    }
+
+    // Over the block's threads, told to all.
+    BLINK_DEV float total(float value) {
+        auto* warps = static_cast<float*>(port_.shared());
+        for (uint32_t mask = 16; mask > 0; mask /= 2) value += port_.exchange_xor(value, mask);
+        if (port_.thread() % 32 == 0) warps[port_.thread() / 32] = value;
+        port_.sync();
+        float sum = 0.0f;
+        for (uint32_t warp = 0; warp < kWarps; ++warp) sum += warps[warp];
+        return sum;
+    }
+
+    Port& port_;
+    const NormCall& n_;
+};
+
+}  // namespace blink
