@@ -13,7 +13,6 @@ be had here (no package index, no C++ compiler).
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -66,7 +65,11 @@ def stubs_of(version: str) -> Path:
         STUBS.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=STUBS) as scratch:
             made = _make_stubs(version, Path(scratch))
-            shutil.move(made, directory)
+            try:
+                made.rename(directory)
+            except OSError:
+                if not directory.is_dir():  # or somebody else has made it meanwhile
+                    raise
     return directory
 
 

@@ -29,7 +29,7 @@ from blink_persistent.engines.tensorrt.experts import Experts
 from blink_persistent.engines.tensorrt.layers import Layers
 from blink_persistent.engines.tensorrt.locate import last_tokens, locate
 from blink_persistent.engines.tensorrt.rotary import Rotary
-from blink_persistent.engines.tensorrt.trt_types import Builder, Network, Tensor, Trt
+from blink_persistent.engines.tensorrt.trt_types import Builder, DataType, Network, Tensor, Trt
 from blink_persistent.engines.tensorrt.weights import NetworkWeights
 from blink_server.importers.checkpoint import Architecture
 
@@ -98,20 +98,24 @@ class _Decoder:
         self._float = layers.trt.DataType.FLOAT
         self._type = layers.type_of(weights.dtype)
         self._inputs = {
-            "token_ids": self._input("token_ids", (-1,)),
-            "start_positions": self._input("start_positions", (-1,)),
-            "lengths": self._input("lengths", (-1,)),
-            "cu_seqlens": self._input("cu_seqlens", (-1,)),
-            "block_tables": self._input("block_tables", (-1, pages.max_blocks)),
+            "token_ids": self._input("token_ids", "tokens"),
+            "start_positions": self._input("start_positions", "n"),
+            "lengths": self._input("lengths", "n"),
+            "cu_seqlens": self._input("cu_seqlens", "n + 1"),
+            "block_tables": self._input("block_tables", "n", pages.max_blocks),
         }
-        pool = (-1, architecture.kv_heads, pages.block_size, architecture.head_dim)
+        pool = (architecture.kv_heads, pages.block_size, architecture.head_dim)
         self._pools = [
-            [layers.network.add_input(name, self._type, pool) for name in pool_names(layer)]
+            [self._input(name, "blocks", *pool, dtype=self._type) for name in pool_names(layer)]
             for layer in range(architecture.layers)
         ]
 
-    def _input(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self._layers.network.add_input(name, self._layers.trt.DataType.INT32, shape)
+    def _input(self, name: str, first: str, *rest: int, dtype: DataType | None = None) -> Tensor:
+        """An input, int32 unless said; its first size is dynamic, and equal where it is `first`."""
+        kind = dtype or self._layers.trt.DataType.INT32
+        tensor = self._layers.network.add_input(name, kind, (-1, *rest))
+        tensor.set_dimension_name(0, first)
+        return tensor
 
     def add(self, experts: Experts) -> None:
         """All layers, and the outputs."""
