@@ -68,7 +68,8 @@ class ExpertRoom:
 
 
 class Kernels(Protocol):
-    """All shapes are those of `step_tensors`; `t` is the number of tokens of the step's key.
+    """All shapes are those of `step_tensors`; `t` is the number of tokens of the step's key, or of
+    one part of a mixed step.
 
     Weights are [out_features, in_features].
     """
