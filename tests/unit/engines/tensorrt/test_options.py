@@ -17,46 +17,19 @@ from blink_persistent.engines.tensorrt.options import read_options
 from blink_persistent.engines.tensorrt.plan_description import (
     LAYOUT,
     PlanDescription,
-    StepRange,
     capability_of,
-    grid_hash,
 )
-from blink_persistent.graph_grid import default_grid
-from blink_server.backend import ModelVersion
+from blink_persistent.testing.fake_plan import GRID, PLAN, fake_version
 from blink_server.errors import Problem
-from blink_server.testing.memory_checkpoint import tiny_architecture
-
-GRID = default_grid(4, 64, max_sequences=2, smallest_prefill=16)
-PLAN = PlanDescription(
-    flavour="rtx",
-    version="1.7.1.116",
-    target="sm_89",
-    attention="native",
-    aliased=True,
-    dtype="bfloat16",
-    layout=LAYOUT,
-    block_size=16,
-    max_blocks=4,
-    blocks=1000,
-    decode=StepRange(sequences=4, tokens=4),
-    prefill=StepRange(sequences=2, tokens=64),
-    grid=grid_hash(GRID),
-    file_bytes=100,
-    architecture=tiny_architecture(rope_divisors=(1.0, 2.0)),
-)
 
 Change = Callable[[Path, dict[str, Any]], None]
 
 
 def check(directory: Path, change: Change = lambda directory, config: None) -> list[Problem]:
     """The problems of a version that was right before it was changed."""
-    (directory / "model.plan").write_bytes(bytes(PLAN.file_bytes))
-    (directory / "graph_grid.json").write_text(json.dumps(GRID.to_json()))
-    engine = json.loads(json.dumps({"name": "tensorrt", "plan": PLAN.to_json()}))
-    limits = {"context_length": 60, "max_rows": 4, "max_prefill_tokens": 64}
-    config = {"engine": engine, "limits": limits, "eos_token_ids": [2]}
-    change(directory, config)
-    return list(TensorRtEngine().check(ModelVersion("m", 1, directory, config)))
+    found = fake_version(directory)
+    change(directory, dict(found.config))
+    return list(TensorRtEngine().check(found))
 
 
 def engine(**options: Any) -> Change:
@@ -96,7 +69,7 @@ def test_what_was_built_is_right(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "file", "field", "expected"),
     [
-        (cut_short, "model.plan", "bytes", "must have the 100 bytes that were built"),
+        (cut_short, "model.plan", "bytes", "must have the 3000 bytes that were built"),
         (gone, "model.plan", "", "is missing: build the version again"),
         (longer, "config.json", "limits.context_length", "must be from 49 to 64"),
         (plan(layout=LAYOUT + 1), "config.json", "engine.plan.layout", f"must be {LAYOUT}"),
@@ -180,14 +153,12 @@ def test_a_gpu_that_the_plan_is_not_for_is_named(
 
 
 def test_where_it_runs_names_the_flavours_module_and_extra(tmp_path: Path) -> None:
-    assert check(tmp_path) == []
-    named = {"name": "tensorrt", "plan": PLAN.to_json(), "device": "cuda:1", "scheduler": "host"}
-    config = {"engine": named, "limits": {"context_length": 60}, "eos_token_ids": []}
-    found = ModelVersion("m", 1, tmp_path, config)
+    plan = PLAN.to_json() | {"flavour": "rtx"}
+    found = fake_version(tmp_path, plan=plan, device="cuda:1", scheduler="host")
     place = TensorRtEngine().place(found)
     assert place is not None
     assert (place.device, place.scheduler) == (1, SchedulerKind.HOST)
     assert place.extra == "tensorrt-rtx"
     assert place.modules[0] == "cuda.bindings"
     assert place.modules[1].startswith("tensorrt_rtx")
-    assert read_options(found).plan == PLAN
+    assert read_options(found).plan.flavour == "rtx"
