@@ -105,6 +105,7 @@ class Reach:
             await first_done(_ended(process), offering.until_lost())
         finally:
             server.close()
+            offering.hang_up()  # an agent that waits for an answer would not hear of the signal
             await process.terminate(_AGENT_GRACE)
             await offering.close()
 
@@ -133,9 +134,13 @@ class _Offering:
         self._means = means
         self._asked = asked
         self._gate: asyncio.Future[GateLink] = asyncio.get_running_loop().create_future()
+        self._talks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One agent, from its first line to its last."""
+        talk = asyncio.current_task()
+        assert talk is not None
+        self._talks.add(talk)
         try:
             while line := await reader.readline():
                 answer = await self._answer(json.loads(line))
@@ -143,12 +148,20 @@ class _Offering:
                     writer.write(json.dumps(answer).encode() + b"\n")
         except (OSError, ValueError) as error:
             log.warning("an agent said something unreadable: %s", error)
+        except asyncio.CancelledError:
+            pass  # only `hang_up` cancels; asyncio would report the task as failed
         finally:
             writer.close()
+            self._talks.discard(talk)
 
     async def until_lost(self) -> None:
         """Raises `Unavailable` once the ranges are lost."""
         await (await asyncio.shield(self._gate)).keep()
+
+    def hang_up(self) -> None:
+        """End the agent's connection: it ends then."""
+        for talk in self._talks:
+            talk.cancel()
 
     async def close(self) -> None:
         """The agent is gone: give the ranges back."""

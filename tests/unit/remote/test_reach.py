@@ -19,7 +19,8 @@ from blink_server.remote.text_cache import TextCache
 
 SECONDS = 20
 AGENT = """
-import json, os, socket, sys
+import json, os, signal, socket, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 link = socket.socket(socket.AF_UNIX)
 link.connect(sys.argv[1])
 lines = link.makefile("rw")
@@ -37,11 +38,12 @@ with open(sys.argv[2] + ".told", "w") as file:
     json.dump([os.getpid(), told, again, name], file)
 print(json.dumps({"type": "serving"}), flush=True)
 lines.readline()
+open(sys.argv[2] + ".ended", "w").close()
 """
 
 
 class FakeBackend:
-    """Its agents say what they are told."""
+    """Its agents say what they are told. Like one that waits for an answer they hear no signal."""
 
     def agent_command(self, runner: str, serve: str) -> list[str]:
         return [sys.executable, "-c", AGENT, runner, serve]
@@ -66,6 +68,7 @@ class Running:
             replace(site.entry, files=files, **changes), means, directory, self._told.set
         )
         self._said = directory / "ring.sock.told"
+        self.ended = directory / "ring.sock.ended"
         self.task = asyncio.create_task(self.reach.run())
 
     async def told(self) -> None:
@@ -124,6 +127,7 @@ async def test_an_agent_whose_ranges_are_lost_has_a_successor(site: Any, running
     await running.told()
     site.gates[0].lost.set()
     await running.told()
+    assert running.ended.exists()  # by itself: it was not killed
     assert [gate.closed for gate in site.gates] == [1, 0]
 
 
