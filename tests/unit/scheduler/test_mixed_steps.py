@@ -124,6 +124,29 @@ def test_what_no_mixed_graph_holds_is_done_in_turns() -> None:
         assert MIXED not in {phase for phase, _ in launches(harness)[:6]}
 
 
+def test_who_is_admitted_needs_no_row_of_the_mixed_step_yet() -> None:
+    with ScriptedHarness(replace(SHAPE, max_mixed_rows=2)) as harness:
+        start_decoding(harness, 0, 1)
+        newcomer = ScriptedRequest(prompt(12), max_tokens=4)
+        harness.submit(2, 1, newcomer)
+        step(harness)
+        step(harness)
+        (_, _), (phase, event) = launches(harness)
+        assert (phase, harness.shape.grid.keys[event.a].rows) == (MIXED, 2)
+        answers_are_right(harness, {0: LONG, 1: LONG, 2: newcomer})
+
+
+def test_a_mixed_step_has_as_many_sequences_as_its_key() -> None:
+    with ScriptedHarness(replace(SHAPE, mixed_sequences=1)) as harness:
+        start_decoding(harness, 0)
+        short = ScriptedRequest((9, 8), max_tokens=3)
+        for slot in (1, 2, 3):
+            harness.submit(slot, 1, short)
+        answers_are_right(harness, {0: LONG, 1: short, 2: short, 3: short})
+        mixed = [event.b for phase, event in launches(harness) if phase == MIXED]
+        assert mixed == [1, 1, 1]
+
+
 def test_rows_take_the_blocks_of_a_prompt_that_is_read_in_part() -> None:
     """Rows come first: the youngest is the prompt, which waits again and is read from its start."""
     shape = replace(SHAPE, block_size=2, block_count=24, prefill_chunk=4)

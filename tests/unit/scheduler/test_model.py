@@ -61,7 +61,7 @@ SHAPES = {
         ranges=RANGES, rows_movable=False, max_sequences=1, max_prefill_tokens=16
     ),
     "short chunks": ScriptedShape(ranges=RANGES, max_prefill_tokens=64, prefill_chunk=7),
-    "mixed": MIXED,
+    "mixed": replace(MIXED, mixed_sequences=2),
     "mixed, few blocks": replace(MIXED, block_count=20, prefill_chunk=5, max_sequences=1),
     "mixed, tiny blocks": replace(MIXED, block_size=1, block_count=70, eos_every=11),
     "mixed, NaN": replace(MIXED, block_count=30, poison_token=50, prefill_chunk=2),
