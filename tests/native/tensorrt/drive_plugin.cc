@@ -1,6 +1,7 @@
 // Uses the plugin library as TensorRT does: drive_plugin LIBRARY ARCHIVE COMMAND...
 //   launches TOKENS SEQUENCES MAX_BLOCKS   the arguments of each launch, from attention_launches.h itself
 //   enqueue TOKENS SEQUENCES MAX_BLOCKS    through the creator, with a context, as a loaded plan
+//   building TOKENS SEQUENCES MAX_BLOCKS   the same, as a plan that is being built
 //   copied | unaligned                     enqueue with pools that were copied, with an odd address
 //   describe                               name, aliases, workspace of 3 rows, what is serialized
 #include <NvInferRuntime.h>
@@ -92,7 +93,8 @@ int main(int count, char** words) {
                                   {"scale", &SHAPE.scale, PluginFieldType::kFLOAT32, 1},
                                   {"kernels", archive.data(), PluginFieldType::kINT8, int32_t(archive.size())}};
     const PluginFieldCollection collection{command == "fieldless" ? 1 : 3, fields};
-    const std::unique_ptr<IPluginV3> plugin(creator->createPlugin("layer", &collection, TensorRTPhase::kRUNTIME));
+    const TensorRTPhase phase = command == "building" ? TensorRTPhase::kBUILD : TensorRTPhase::kRUNTIME;
+    const std::unique_ptr<IPluginV3> plugin(creator->createPlugin("layer", &collection, phase));
     if (plugin == nullptr) return 1;
     if (command == "describe") return describe(plugin.get()), 0;
 

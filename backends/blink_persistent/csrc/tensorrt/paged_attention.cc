@@ -62,7 +62,8 @@ class PagedAttention final : public IPluginV3,
                              public IPluginV3OneBuildV2,
                              public IPluginV3OneRuntime {
   public:
-    // `serves`: of a plan that was loaded, not of one that is being built.
+    // `serves`: of a plan that was loaded. While one is being built, TensorRT may time a layer over memory that
+    // holds anything, block tables too: nothing is launched then.
     PagedAttention(std::shared_ptr<const State> state, bool serves) : state_(std::move(state)), serves_(serves) {
         fields_ = {{"shape", state_->sizes, PluginFieldType::kINT32, 6},
                    {"scale", &state_->scale, PluginFieldType::kFLOAT32, 1},
@@ -139,7 +140,7 @@ class PagedAttention final : public IPluginV3,
     // Kernels are loaded here, not by the first step: a load waits for resident kernels.
     IPluginV3* attachToContext(IPluginResourceContext*) noexcept override {
         try {
-            KernelLauncher::instance().load(state_->kernels);
+            if (serves_) KernelLauncher::instance().load(state_->kernels);
         } catch (const std::exception& error) {
             tell(error);
             return nullptr;
@@ -153,6 +154,7 @@ class PagedAttention final : public IPluginV3,
                     void* const* outputs, void* workspace, cudaStream_t stream) noexcept override {
         try {
             const Buffers buffers = addresses(inputs, outputs, workspace);
+            if (!serves_) return 0;
             const Step step{shapes[QUERIES].dims.d[0], shapes[LENGTHS].dims.d[0], shapes[TABLES].dims.d[1]};
             KernelLauncher& launcher = KernelLauncher::instance();
             for (const Launch& launch :

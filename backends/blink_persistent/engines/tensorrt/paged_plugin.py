@@ -106,7 +106,8 @@ class PluginState:
 class PagedAttentionLayer:
     """The plugin's methods; `plugin_class` joins them to the classes of a TensorRT module.
 
-    `serves`: of a plan that was loaded, not of one that is being built.
+    `serves`: of a plan that was loaded. While one is being built, TensorRT may time a layer over
+    memory that holds anything, block tables too: nothing is launched then.
     """
 
     trt: Any
@@ -162,7 +163,8 @@ class PagedAttentionLayer:
 
     def attach_to_context(self, context: Any) -> Any:
         """Kernels are loaded here, not by the first step: a load waits for resident kernels."""
-        kernel_launcher().load(self.state.kernels)
+        if self.serves:
+            kernel_launcher().load(self.state.kernels)
         return self.clone()
 
     def enqueue(
@@ -176,6 +178,8 @@ class PagedAttentionLayer:
     ) -> None:
         """Launch the step's kernels. Raises EngineFailure, CudaError."""
         buffers = self._buffers(inputs, outputs, workspace)
+        if not self.serves:
+            return
         launcher = kernel_launcher()
         launches = attention_launches(
             self.state.shape,

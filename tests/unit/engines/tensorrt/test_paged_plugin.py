@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -105,6 +106,10 @@ class FakeLauncher:
 
     def __init__(self) -> None:
         self.launched: list[tuple[Launch, int]] = []
+        self.loaded: list[CompiledKernel] = []
+
+    def load(self, kernels: Iterable[CompiledKernel]) -> None:
+        self.loaded.extend(kernels)
 
     def processors(self) -> int:
         return 65
@@ -160,7 +165,23 @@ def test_a_pool_that_was_copied_is_no_pool(launcher: FakeLauncher) -> None:
     for plugin in (made(), made(aliased=False, phase="RUNTIME")):
         with pytest.raises(EngineFailure, match="as a copy"):
             enqueue(plugin, ROWS, ROWS, key_pool_out=1 << 21)
-    enqueue(made(aliased=False), ROWS, ROWS, key_pool_out=1 << 21)  # TensorRT is measuring
+    assert not launcher.launched
+
+
+def test_nothing_is_launched_while_tensorrt_builds(launcher: FakeLauncher) -> None:
+    """It may time a layer over block tables that hold anything."""
+    for plugin in (made(), made(aliased=False)):
+        assert plugin.attach_to_context(None) is not plugin
+        enqueue(plugin, ROWS, ROWS)
+    enqueue(made(aliased=False), ROWS, ROWS, key_pool_out=1 << 21)
+    assert not launcher.loaded
+    assert not launcher.launched
+
+
+def test_a_context_of_a_loaded_plan_has_its_kernels(launcher: FakeLauncher) -> None:
+    attached = made(phase="RUNTIME").attach_to_context(None)
+    assert launcher.loaded == list(KERNELS)
+    enqueue(attached, ROWS, ROWS)
     assert len(launcher.launched) == 3
 
 

@@ -145,6 +145,10 @@ def test_a_context_loads_every_kernel_once_and_a_step_launches_some(drive: Drive
     assert told[-1] == "status 0"
 
 
+def test_nothing_is_launched_while_tensorrt_builds(drive: Drive) -> None:
+    assert drive("building", 3, 3, 64) == "status 0\n"
+
+
 @pytest.mark.parametrize(
     ("command", "reason"),
     [("copied", "KV memory as a copy"), ("unaligned", "not aligned to 16 bytes")],
