@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,12 @@ from blink_persistent.engines.cuda.kernels.primed_attention_cut import (
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel, primed_code
 from blink_persistent.samplers.host_compile import compile_host_library
 
+try:
+    from cuda.bindings import driver  # its structs need no GPU
+except ImportError:
+    driver = None
+
+_ANY_PAGES = 1 << 16  # as many as no test has
 _FAULTS = ("early_reads", "outside", "misaligned", "bank_conflicts")
 
 
@@ -102,6 +108,83 @@ class HostAttention:
         )
         assert not stuck
         assert not faults.found()
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a kernel was launched with."""
+
+    name: str
+    blocks: int
+    threads: int
+    shared_bytes: int
+    chained: bool
+
+
+class HostGpu:
+    """A `Gpu` for the kernels in CUDA C++, whose launches run lane by lane on this host.
+
+    Fails where lanes wait for good, or a fault happened.
+    """
+
+    driver: Any = driver
+
+    def __init__(self, way: Way = Way()) -> None:
+        self.launches: list[Launch] = []
+        self._way = way
+
+    def load(self, source: str, structs: Sequence[Any], *, prologue: str) -> HostProgram:
+        """Compiled for the host."""
+        library = compile_host_library(source.replace("_gpu.cu", "_host.cc"), prologue)
+        return HostProgram(source, ctypes.CDLL(str(library)))
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """A launch is made; what else there is does nothing."""
+        if name != "cuLaunchKernelEx":
+            return
+        config, function, places, _ = arguments
+        sizes = config.gridDimX, config.blockDimX, config.sharedMemBytes
+        self.launches.append(Launch(function.name, *sizes, chained=config.numAttrs == 1))
+        faults = Faults()
+        assert not function.run(places, self._way, faults)
+        assert not faults.found()
+
+    def enqueue(self, function: Any, stream: Any, launch: Callable[[], object]) -> None:
+        """At once."""
+        launch()
+
+
+@dataclass(frozen=True, slots=True)
+class HostProgram:
+    """The kernels of one source."""
+
+    source: str
+    library: ctypes.CDLL
+
+    def function(self, name: str) -> HostFunction:
+        """See `DeviceProgram.function`."""
+        return HostFunction(name, self.source, getattr(self.library, name))
+
+
+@dataclass(frozen=True, slots=True)
+class HostFunction:
+    """A kernel that takes the parameters of its launch."""
+
+    name: str
+    source: str
+    call: Any
+
+    def run(self, places: int, way: Way, faults: Faults) -> int:
+        """With parameters at `places`, as the driver takes them."""
+        late, seen = ctypes.c_bool(way.copies_late), ctypes.byref(faults)
+        if self.source == "primed_product_gpu.cu":
+            at = (ctypes.c_uint64 * 8).from_address(places)
+            arrays = [ctypes.c_void_p.from_address(place) for place in at[:3]]
+            sizes = [ctypes.c_uint32.from_address(place) for place in at[3:]]
+            return int(self.call(*arrays, *sizes, late, way.seed, seen))
+        parameters = ctypes.c_uint64.from_address(places).value
+        more = (_ANY_PAGES, late) if self.source == "primed_attention_gpu.cu" else ()
+        return int(self.call(ctypes.c_void_p(parameters), *more, way.seed, seen))
 
 
 def bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:

@@ -1,10 +1,9 @@
-"""What kernels in CUDA C++ are launched with: the parameters are run lane by lane on this host."""
+"""Decode steps by the kernels in CUDA C++ as the engine launches them, run lane by lane here."""
 
 from __future__ import annotations
 
-import ctypes
+import os
 import shutil
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,42 +11,29 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
-driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
 
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
+from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cuts
 from blink_persistent.engines.cuda.kernels.primed import PrimedProducts, primed_on
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCall, AttentionCut
+from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel
+from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm, primed_norm_for
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Projected, Rotary
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
-from blink_persistent.testing.primed_host import HostAttention, HostProducts
+from blink_persistent.engines.cuda.weights import random_weights
+from blink_persistent.testing.paged_decoder import INACTIVE, PagedDecoder, Part
+from blink_persistent.testing.primed_host import HostGpu, Launch
 from blink_server.testing.memory_checkpoint import tiny_architecture
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
-SHAPE = tiny_architecture(heads=6, kv_heads=2, head_dim=64, qk_norm=True, attention_bias=True)
+HEADS = {"heads": 6, "kv_heads": 2, "head_dim": 64, "qk_norm": True, "attention_bias": True}
+SIZES = {"hidden_size": 192, "intermediate_size": 256, "vocabulary_size": 150, "layers": 2}
+SHAPE = tiny_architecture(**HEADS, **SIZES, context_length=256)
 BLOCK_SIZE, MAX_BLOCKS, CONTEXT = 32, 8, 256
-
-
-class HostGpu:
-    """Loads nothing, and runs what is launched."""
-
-    def __init__(self, run: Callable[[str, Any, int], None]) -> None:
-        self.driver, self._run = driver, run
-        self.loaded: list[str] = []
-
-    def load(self, source: str, structs: Any, *, prologue: str) -> Any:
-        self.loaded.append(source)
-        return SimpleNamespace(function=lambda name: name)
-
-    def call(self, name: str, *arguments: Any) -> None:
-        if name == "cuLaunchKernelEx":
-            config, function, places, _ = arguments
-            self._run(function, config, places)
-
-    def enqueue(self, function: Any, stream: Any, launch: Callable[[], object]) -> None:
-        launch()
+BFLOAT16 = 2e-2  # ||difference|| / ||expected|| that bfloat16 arithmetic may make in few layers
 
 
 @pytest.fixture(autouse=True)
@@ -55,29 +41,44 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
 
 
-def test_a_product_gets_its_sizes_in_order() -> None:
+@pytest.fixture
+def gpu() -> Any:
+    return HostGpu()
+
+
+def distance(found: Any, expected: Any) -> float:
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def test_a_product_gets_its_sizes_in_order(gpu: Any) -> None:
     cut = PrimedCut(blocks=3, splits=2, warps=2, windows=2, stages=3)
-    host = HostProducts([PrimedKernel.of(cut, 8)])
-
-    def run(function: str, config: Any, places: int) -> None:
-        at = (ctypes.c_void_p * 8).from_address(places)
-        x, weight, out = (ctypes.c_uint64.from_address(place).value for place in at[:3])
-        numbers = [ctypes.c_uint32.from_address(place).value for place in at[3:]]
-        rows, size, depth, share, blocks = numbers
-        assert (function, share, blocks) == (PrimedKernel.of(cut, 8).name, depth // 2, 3)
-        assert (config.gridDimX, config.blockDimX, config.numAttrs) == (6, 64, 1)
-        assert config.sharedMemBytes == cut.shared_bytes(8)
-        host.run(cut, 8, (rows, size, depth), (x, weight, out))
-
-    gpu: Any = HostGpu(run)
     products = primed_on(gpu)({((72, 256), 8): cut})
     assert isinstance(products, PrimedProducts)
     x, weight = torch.randn(5, 256).bfloat16(), torch.randn(72, 256).bfloat16()
     out = torch.full((2, 5, 72), torch.nan)
     products(x, weight, out, cut, 8, chained=True)
     torch.testing.assert_close(out.sum(dim=0), x.float() @ weight.float().t(), atol=1e-4, rtol=1e-4)
-    assert gpu.loaded == ["primed_product_gpu.cu"]
+    name = PrimedKernel.of(cut, 8).name
+    assert gpu.launches == [Launch(name, 6, 64, cut.shared_bytes(8), chained=True)]
     assert primed_on(gpu)({}) is None
+
+
+@pytest.mark.parametrize(("size", "parts", "rows"), [(64, 1, 1), (576, 4, 3), (2052, 9, 2)])
+def test_a_norm_of_parts_is_that_of_plain_pytorch(
+    gpu: Any, size: int, parts: int, rows: int
+) -> None:
+    norm = PrimedNorm(gpu, size)
+    delta, gain = torch.randn(parts, rows, size), torch.rand(size).bfloat16()
+    first = torch.randn(rows, size)
+    found, expected = (
+        (first.clone(), torch.full((rows, size), torch.nan).bfloat16()) for _ in range(2)
+    )
+    norm(delta, gain, 1e-5, *found, chained=True)
+    ReferenceKernels().add_norm(delta, gain, 1e-5, *expected)
+    torch.testing.assert_close(found[0], expected[0])
+    torch.testing.assert_close(found[1], expected[1], rtol=2**-7, atol=1e-6)
+    (launch,) = gpu.launches
+    assert launch.blocks == rows
 
 
 def projected(rows: int) -> Projected:
@@ -105,33 +106,11 @@ def projected(rows: int) -> Projected:
 
 
 @pytest.mark.parametrize("lengths", [(70,), (200, 0, 33, 1)])
-def test_attention_in_a_decode_step_is_that_of_plain_pytorch(lengths: tuple[int, ...]) -> None:
+def test_attention_is_that_of_plain_pytorch(gpu: Any, lengths: tuple[int, ...]) -> None:
     torch.manual_seed(1)
     rows, cut = len(lengths), AttentionCut(warps=2, stages=2, programs=4)
-    host = HostAttention([cut], SHAPE.head_dim)
-    pages = rows * MAX_BLOCKS
-    launched = []
-
-    def run(function: str, config: Any, places: int) -> None:
-        (place,) = (ctypes.c_void_p * 1).from_address(places)
-        call = AttentionCall.from_address(place)
-        assert function == cut.kernel_name(SHAPE.head_dim)
-        assert config.gridDimX == rows * SHAPE.kv_heads * call.splits
-        assert config.sharedMemBytes == cut.shared_bytes(SHAPE.head_dim)
-        launched.append(call.splits)
-        host.run(cut, call, pages)
-
-    gpu: Any = HostGpu(run)
     attention = PrimedAttention(gpu, SHAPE, max_rows=8, processors=3, device="cpu", always=cut)
-    kernels = FusedKernels(
-        SHAPE,
-        max_rows=8,
-        capacity=MAX_BLOCKS * BLOCK_SIZE,
-        processors=3,
-        chained=False,
-        device="cpu",
-        primed_attention=attention,
-    )
+    pages = rows * MAX_BLOCKS
     new, tables = projected(rows), torch.randperm(pages).int().view(rows, MAX_BLOCKS)
     lengths_given = torch.tensor(lengths, dtype=torch.int32)
     for row, length in enumerate(lengths):
@@ -141,22 +120,63 @@ def test_attention_in_a_decode_step_is_that_of_plain_pytorch(lengths: tuple[int,
         new.entries[row] = block * BLOCK_SIZE + at % BLOCK_SIZE if length else -1
     cache = torch.randn(2, pages, SHAPE.kv_heads, BLOCK_SIZE, SHAPE.head_dim).bfloat16()
     found = []
-    for each in (ReferenceKernels(), kernels):
+    for attend, options in ((ReferenceKernels().attend_new, {}), (attention, {"chained": False})):
         keys, values = cache.clone()
         out = torch.full_like(new.queries, torch.nan)
-        each.attend_new(new, keys, values, lengths_given, tables, out)
+        attend(new, keys, values, lengths_given, tables, out, **options)
         found.append((out, keys, values))
     for expected, other in zip(*found, strict=True):
         torch.testing.assert_close(other, expected, atol=0.03, rtol=0.02)
-    assert launched == [6 if rows == 1 else 1]
+    splits = 6 if rows == 1 else 1
+    shared, blocks = cut.shared_bytes(SHAPE.head_dim), rows * SHAPE.kv_heads * splits
+    assert gpu.launches == [Launch(cut.kernel_name(64), blocks, 64, shared, chained=False)]
 
 
-def test_what_the_library_projected_is_attended_to_by_the_other_kernels() -> None:
-    gpu: Any = HostGpu(lambda *_: pytest.fail("launched"))
+def test_what_the_library_computed_is_for_the_other_kernels(gpu: Any) -> None:
     attention = PrimedAttention(gpu, SHAPE, max_rows=8, processors=3, device="cpu")
-    new = projected(3)
+    new, rounded = projected(3), torch.zeros(1, 3, 640, dtype=torch.bfloat16)
     assert attention.takes(new)
     assert not attention.takes(projected(65))
-    rounded = new.qkv[:1].bfloat16()
     library = Projected(rounded, new.heads, new.rotary, new.positions, new.entries, new.queries)
     assert not attention.takes(library)
+    norm = PrimedNorm(gpu, 192)
+    assert norm.takes(torch.empty(2, 64, 192))
+    assert not norm.takes(torch.empty(2, 65, 192))
+    assert not norm.takes(torch.empty(1, 8, 192, dtype=torch.bfloat16))
+    assert primed_norm_for(gpu, 191) is None
+
+
+def test_a_decode_step_is_that_of_plain_pytorch(gpu: Any) -> None:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter is not used here")
+    torch.manual_seed(1)
+    sizes: dict[str, Any] = {"max_rows": 8, "processors": 131, "device": "cpu"}
+    cuts = likely_cuts(SHAPE, primed_attention=True)
+    primed = FusedKernels(
+        SHAPE,
+        capacity=CONTEXT,
+        chained=False,
+        cuts={key: cut for key, cut in cuts.items() if key[1] == 8},
+        make_primed=primed_on(gpu),
+        primed_attention=PrimedAttention(gpu, SHAPE, **sizes),
+        primed_norm=PrimedNorm(gpu, SHAPE.hidden_size),
+        **sizes,
+    )
+    weights = random_weights(SHAPE, device="cpu", dtype=torch.bfloat16)
+    rows = [
+        Part((3, 1, 7, 9, 11), 70, (5,)),
+        INACTIVE,
+        Part((2, 4), 16, (9,)),
+        Part((20,), 0, (1,)),
+    ]
+    cache, found = None, []
+    for kernels in (ReferenceKernels(), primed):
+        paged = PagedDecoder.build(SHAPE, weights, kernels, device="cpu")
+        pages = paged.decoder.cache.pages
+        cache = pages.normal_().clone() if cache is None else pages.copy_(cache)
+        found.append((paged.decode(rows)[[0, 2, 3]], pages))
+    for expected, other in zip(*found, strict=True):
+        assert distance(other, expected) < BFLOAT16
+    a_layer = ["product", "attention", "product", "norm", "gated", "product", "norm"]
+    kinds = [launch.name.split("_")[1] for launch in gpu.launches]
+    assert kinds == [*(a_layer * SHAPE.layers), "product"]
