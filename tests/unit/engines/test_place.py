@@ -89,6 +89,31 @@ def test_a_gpu_that_is_not_there_is_named(
 def test_the_extra_that_is_not_installed_is_named() -> None:
     said = presence.missing_for_gpu(0, ("json", "no_such.module", "nor_this"))
     assert said == "needs no_such.module, nor_this: pip install 'blink-server[cuda]'"
+    said = presence.missing_for_gpu(0, ("nor_this",), "tensorrt")
+    assert said == "needs nor_this: pip install 'blink-server[tensorrt]'"
+
+
+class FakeDriver:
+    """libcuda with two GPUs of compute capability 8.9; `fails` is the call that does."""
+
+    def __init__(self, fails: str = "") -> None:
+        self._fails = fails
+
+    def cuDeviceGet(self, handle: Any, ordinal: int) -> int:  # noqa: N802  the driver's name
+        return int(self._fails == "cuDeviceGet")
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, handle: Any) -> int:  # noqa: N802
+        value._obj.value = {75: 8, 76: 9}[attribute]
+        return int(self._fails == "cuDeviceGetAttribute")
+
+
+def test_a_gpus_architecture_is_told_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "gpus", lambda: (2, 13000))
+    monkeypatch.setattr("ctypes.CDLL", lambda name: FakeDriver())
+    assert [presence.architecture(device) for device in (0, 1, 2)] == ["sm_89", "sm_89", ""]
+    for call in ("cuDeviceGet", "cuDeviceGetAttribute"):
+        monkeypatch.setattr("ctypes.CDLL", lambda name, call=call: FakeDriver(call))
+        assert presence.architecture(0) == ""
 
 
 def test_looking_for_a_gpu_imports_nothing_and_fails_for_nobody() -> None:

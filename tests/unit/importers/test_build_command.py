@@ -17,6 +17,7 @@ from blink_persistent.engines.tensorrt.engine import TensorRtEngine
 from blink_persistent.engines.tensorrt.flavour import FLAVOURS
 from blink_persistent.gpu.presence import gpus
 from blink_server.backend import ModelVersion
+from blink_server.check import check_command
 from blink_server.config import load_graph_grid, load_model_config
 from blink_server.errors import BlinkError
 from blink_server.importers.build_command import build_command
@@ -93,6 +94,18 @@ def test_a_version_with_a_plan_is_built_beside_the_other(repository: Path, targe
     assert plan["file_bytes"] == (built / "model.plan").stat().st_size
     assert load_graph_grid(built)["decode"] == [{"rows": 1}, {"rows": 2}]
     assert TensorRtEngine().check(ModelVersion("tiny", 2, built, found)) == []
+
+
+@needs_rtx
+def test_a_plan_that_was_cut_short_is_named_by_check(repository: Path) -> None:
+    built = build(repository, *RTX, *SMALL, "--target", "sm_86")
+    assert built.exception is None, built.output
+    plan = repository / "tiny" / "2" / "model.plan"
+    whole = plan.read_bytes()
+    plan.write_bytes(whole[:-1])
+    told = CliRunner().invoke(check_command, [str(repository)]).stdout
+    expected = f"must have the {len(whole)} bytes that were built"
+    assert f"{plan}: bytes: is {len(whole) - 1}; {expected}" in told
 
 
 @needs_rtx
