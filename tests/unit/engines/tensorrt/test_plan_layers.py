@@ -50,7 +50,7 @@ def check(architecture: Architecture, layers: list[PlanLayer]) -> None:
     assert len(wide) == 1 + routers, f"other matrices than the head and routers are wide: {wide}"
 
 
-@pytest.mark.parametrize("changes", [{}, {"head_dim": 64}])
+@pytest.mark.parametrize("changes", [{}, pytest.param({"head_dim": 64}, marks=pytest.mark.slow)])
 def test_a_plan_for_another_gpu(trt: Any, changes: dict[str, Any]) -> None:
     architecture = tiny_architecture(**changes)
     check(architecture, plan_layers(architecture, "sm_89"))
