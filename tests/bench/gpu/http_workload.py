@@ -9,8 +9,9 @@ of 256, both +- 30 %, at Poisson arrivals; all requests count. It has cores of i
 each without and then with a neighbour that compresses or sweeps 256 MiB on every core named last:
 "isolated" and "shared", the server on all cores that are left, and neighbours on all of these;
 "reserved" and "reserved, hogs", all of the server on two cores, and neighbours on the rest. The
-server starts on all cores; its threads are moved once it is ready. A peer is measured by
-`blink-server bench interfere` with the same options, under taskset.
+server starts on all cores; its threads are moved once it is ready. A peer that runs under taskset
+is measured by the same `blink-server bench interfere`; with --output=OUTPUT/MODEL-PEER-together, or
+-reserved, it stands in the table.
 
 Each run leaves results.json, requests.jsonl and the server's own counts in a directory of its own
 under OUTPUT; the table is made of all that lie there, so that one call can add to another's.
