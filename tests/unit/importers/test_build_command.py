@@ -73,7 +73,8 @@ def test_a_version_with_a_plan_is_built_beside_the_other(repository: Path, targe
     (origin / "config.json").write_text(json.dumps(config))
     (origin / "notes.txt").write_text("mine")
     before = files(origin)
-    result = build(repository, *RTX, *SMALL, "--target", target)
+    options = ("--set", "block_count=64", "--set", "device=cuda:1")
+    result = build(repository, *RTX, *SMALL, *options, "--target", target)
     assert result.exception is None, result.output
     assert files(origin) == before
     built = repository / "tiny" / "2"
@@ -88,6 +89,7 @@ def test_a_version_with_a_plan_is_built_beside_the_other(repository: Path, targe
     assert (
         found["limits"] | {"max_queue": 7, "max_rows": 2, "context_length": 32} == found["limits"]
     )
+    assert (found["engine"]["block_count"], found["engine"]["device"]) == (64, "cuda:1")
     plan = found["engine"]["plan"]
     assert (plan["target"], plan["flavour"], plan["attention"]) == (target, "rtx", "native")
     assert plan["version"] == FLAVOURS["rtx"].load().__version__
@@ -131,6 +133,10 @@ def test_a_build_that_is_stopped_leaves_nothing(
         (["--engine", "tensort"], "no plugin offers the engine 'tensort'; did you mean 'tensorrt'"),
         ([*RTX, "--set", "flavor=rtx"], "engine.flavor: is 'rtx'; use one of flavour, target"),
         ([*RTX, "--set", "block_size=48"], "engine.block_size: is 48; must be one of 16, 32"),
+        ([*RTX, "--set", "capture=later"], "engine.capture: is 'later'"),
+        ([*RTX, "--set", "block_count=1"], "engine.block_count: is 1; must be at least 2"),
+        ([*RTX, "--set", "plugin=rust"], "engine.plugin: is 'rust'"),
+        ([*RTX, "--set", "device=gpu"], "engine.device: is 'gpu'; must be the number of a GPU"),
         ([*RTX, "--set", "attention=plugin", "--target", "sm_89"], "takes no plugins"),
         ([*RTX, "--target", "sm_89", "--context-length", "65"], "the model was made for 64"),
         pytest.param(

@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from blink_persistent.engines.cuda.options import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
-from blink_persistent.engines.place import PLACE_OPTIONS
+from blink_persistent.engines.place import PLACE_OPTIONS, place_problems
 from blink_persistent.engines.tensorrt.flavour import FLAVOURS, Flavour, installed_flavour
-from blink_persistent.engines.tensorrt.options import ATTENTIONS, NATIVE, PLUGIN
-from blink_persistent.engines.tensorrt.plugin_attention import OFFERERS, PYTHON
+from blink_persistent.engines.tensorrt.options import ATTENTIONS, NATIVE, PLUGIN, SCHEMA
+from blink_persistent.engines.tensorrt.plugin_attention import PYTHON
 from blink_persistent.gpu.presence import architecture as architecture_of_gpu
+from blink_server.backend import ModelVersion
 from blink_server.errors import InvalidModel, Problem
+from blink_server.schema_problems import problems_of
+from blink_server.schemas import validator_of
 
 POOLS = ALIASED, BOUND = ("aliased", "bound")
 _KEPT = ("plugin", "block_count", "capture", *PLACE_OPTIONS)
@@ -67,7 +70,6 @@ def _problems(given: Mapping[str, Any], file: Path) -> Iterator[Problem]:
         "attention": ATTENTIONS,
         "pools": POOLS,
         "block_size": BLOCK_SIZES,
-        "plugin": OFFERERS,
     }
     for option, value in given.items():
         if option not in _NAMES:
@@ -75,6 +77,9 @@ def _problems(given: Mapping[str, Any], file: Path) -> Iterator[Problem]:
         elif option in choices and value not in choices[option]:
             expected = f"must be one of {', '.join(map(str, choices[option]))}"
             yield Problem(file, f"engine.{option}", value, expected)
+    kept = {option: value for option, value in given.items() if option in _KEPT}
+    yield from problems_of(validator_of(SCHEMA | {"required": []}), kept, file, within="engine")
+    yield from place_problems(ModelVersion("", 1, file.parent, {"engine": kept}))
 
 
 def _misfits(options: BuildOptions, file: Path, here: str) -> Iterator[Problem]:
