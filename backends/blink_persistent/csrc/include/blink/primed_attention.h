@@ -14,30 +14,9 @@
 //                                   written before is seen by who arrives later
 #pragma once
 
-#include "lanes.h"
+#include "new_token.h"
 
 namespace blink {
-
-// Of a kernel. Heads of one group share a key and a value.
-struct AttentionCall {
-    const float* qkv;        // [parts, rows, (heads + 2 * kv_heads) * head_dim], without the bias
-    const uint16_t* bias;    // bfloat16 [(heads + 2 * kv_heads) * head_dim], or null
-    const uint16_t* q_norm;  // bfloat16 [head_dim], or null
-    const uint16_t* k_norm;  // the same
-    const float* cos;        // [context, head_dim / 2]
-    const float* sin;        // the same
-    const int32_t* lengths;  // [rows], the new token included; 0: an inactive row
-    const int32_t* tables;   // [rows, max_blocks]
-    uint16_t* keys;          // bfloat16 [blocks, kv_heads, block_size, head_dim]
-    uint16_t* values;        // the same
-    float* partial;          // [rows * heads, splits, head_dim]
-    float* log_sums;         // [rows * heads, splits], to base 2
-    uint32_t* arrived;       // [rows * kv_heads], zero, and left so
-    uint16_t* out;           // bfloat16 [rows, heads * head_dim]
-    float scale;             // of the scores, times log2(e)
-    float epsilon;
-    uint32_t parts, rows, heads, kv_heads, max_blocks, block_size, splits;
-};
 
 // A block computes one split of one row's group, up to 8 heads, with a warp's own tiles of 16
 // entries, kStages of them in shared memory or on their way. The last split has the new token.
@@ -51,28 +30,28 @@ class PrimedAttention {
     static constexpr uint32_t kRowChunks = kHeadDim / 8;
     static constexpr uint32_t kTileChunks = 16 * kRowChunks;  // of keys, or of values
     static constexpr uint32_t kWarpChunks = kStages * 2 * kTileChunks;
-    static constexpr uint32_t kMostGroup = 8;
     static constexpr uint32_t kSharedBytes = 16 * (kWarps * kWarpChunks + (kMostGroup + 2) * kRowChunks);
     static_assert(kHeadDim == 64 || kHeadDim == 128);
 
     BLINK_DEV PrimedAttention(Port& port, const AttentionCall& a)
-        : port_(port), a_(a), warp_(port.thread() / 32), lane_(port.thread() % 32), group_(a.heads / a.kv_heads),
-          split_(port.block() % a.splits), kv_head_(port.block() / a.splits % a.kv_heads),
-          row_(port.block() / a.splits / a.kv_heads), stages_(static_cast<Chunk*>(port.shared()) + warp_ * kWarpChunks),
+        : port_(port), a_(a), warp_(port.thread() / 32), lane_(port.thread() % 32), split_(port.block() % a.splits),
+          group_{port.block() / a.splits / a.kv_heads, port.block() / a.splits % a.kv_heads, a.heads / a.kv_heads},
+          stages_(static_cast<Chunk*>(port.shared()) + warp_ * kWarpChunks),
           heads_(static_cast<Chunk*>(port.shared()) + kWarps * kWarpChunks) {}
 
     BLINK_DEV void run() {
         port_.let_next_in();
-        const uint32_t length = static_cast<uint32_t>(a_.lengths[row_]);
+        const uint32_t length = static_cast<uint32_t>(a_.lengths[group_.row]);
         const uint32_t old = length > 0 ? length - 1 : 0;
         const uint32_t share = (old + 16 * kWarps * a_.splits - 1) / (16 * kWarps * a_.splits) * 16 * kWarps;
         const uint32_t begin = least(split_ * share, old), end = least(begin + share, old);
+        NewToken<Port, kWarps, kHeadDim> token(port_, a_, group_, heads_);
         const bool has_new = length > 0 && split_ == a_.splits - 1;
         uint32_t ahead = begin + 16 * warp_;
         for (uint32_t stage = 0; stage < kStages; ++stage, ahead += 16 * kWarps) load(stage, ahead, end);
-        locate_new(old);
+        token.locate(old);
         port_.await_previous();
-        project(has_new);
+        token.project(has_new);
         port_.sync();
         read_queries();
         uint32_t stage = 0;
@@ -89,16 +68,7 @@ class PrimedAttention {
     }
 
   private:
-    static constexpr uint32_t kHalf = kHeadDim / 2;
-
     BLINK_DEV static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
-    // Where chunk `chunk` of an entry lies in its tile: of a key as in primed_product.h; of a value
-    // so that 8 lanes that read the same chunk of 8 entries find it in different banks.
-    BLINK_DEV static uint32_t key_place(uint32_t row, uint32_t chunk) {
-        return row * kRowChunks + (chunk ^ (row % 2 * 4));
-    }
-    BLINK_DEV static uint32_t value_place(uint32_t row, uint32_t chunk) { return row * kRowChunks + (chunk ^ row % 8); }
 
     BLINK_DEV Chunk* tile(uint32_t stage, bool values) const {
         return stages_ + (2 * stage + (values ? 1 : 0)) * kTileChunks;
@@ -107,12 +77,14 @@ class PrimedAttention {
     // The warp's tile from entry `at` on. What is behind `end` is zero: its weight is, too.
     BLINK_DEV void load(uint32_t stage, uint32_t at, uint32_t end) {
         if (at < end) {
-            const uint64_t first = entry_of(at);
+            const uint64_t first = group_.entry(a_, at);
 #pragma unroll
             for (uint32_t i = lane_; i < kTileChunks; i += 32) {
                 const uint32_t row = i / kRowChunks, chunk = i % kRowChunks;
-                load_chunk(tile(stage, false) + key_place(row, chunk), a_.keys, first, row, chunk, at + row < end);
-                load_chunk(tile(stage, true) + value_place(row, chunk), a_.values, first, row, chunk, at + row < end);
+                load_chunk(tile(stage, false) + key_place<kHeadDim>(row, chunk), a_.keys, first, row, chunk,
+                           at + row < end);
+                load_chunk(tile(stage, true) + value_place<kHeadDim>(row, chunk), a_.values, first, row, chunk,
+                           at + row < end);
             }
         }
         port_.commit();
@@ -126,96 +98,11 @@ class PrimedAttention {
             port_.write(to, Chunk{});
     }
 
-    // Where the new token is, and by what its lanes' elements turn.
-    BLINK_DEV void locate_new(uint32_t position) {
-        const uint64_t at = static_cast<uint64_t>(position) * kHalf + (2 * lane_ < kHalf ? 2 * lane_ : 0);
-#pragma unroll
-        for (uint32_t j = 0; j < 2; ++j) {
-            cos_[j] = a_.cos[at + j];
-            sin_[j] = a_.sin[at + j];
-        }
-        new_entry_ = entry_of(position);
-    }
-
-    // In the pages, by entries.
-    BLINK_DEV uint64_t entry_of(uint32_t position) const {
-        const auto block = static_cast<uint64_t>(a_.tables[row_ * a_.max_blocks + position / a_.block_size]);
-        return (block * a_.kv_heads + kv_head_) * a_.block_size + position % a_.block_size;
-    }
-
-    // A warp a head: the group's queries, and where the new token is, its key and its value.
-    BLINK_DEV void project(bool has_new) {
-        for (uint32_t i = port_.thread(); i < kMostGroup * kRowChunks; i += kThreads)
-            if (i >= group_ * kRowChunks) port_.write(heads_ + i, Chunk{});
-        for (uint32_t head = warp_; head < group_ + (has_new ? 2 : 0); head += kWarps) {
-            const bool is_query = head<group_, is_value = head> group_;
-            const uint32_t first = is_query ? kv_head_ * group_ + head : a_.heads + kv_head_;
-            float low[2], high[2];
-            sum_parts((first + (is_value ? a_.kv_heads : 0)) * kHeadDim, low, high);
-            if (!is_value) turn(is_query ? a_.q_norm : a_.k_norm, low, high);
-            if (2 * lane_ < kHalf) keep(is_query ? head : kMostGroup + head - group_, low, high);
-        }
-    }
-
-    // Two elements of each half of a head, and their parts in the same order as elsewhere.
-    BLINK_DEV void sum_parts(uint32_t place, float (&low)[2], float (&high)[2]) {
-        const uint32_t width = (a_.heads + 2 * a_.kv_heads) * kHeadDim;
-        const uint32_t i = 2 * lane_ < kHalf ? 2 * lane_ : 0;
-        low[0] = low[1] = high[0] = high[1] = 0.0f;
-#pragma unroll 4
-        for (uint32_t part = 0; part < a_.parts; ++part) {
-            const float* from = a_.qkv + (static_cast<uint64_t>(part) * a_.rows + row_) * width + place + i;
-#pragma unroll
-            for (uint32_t j = 0; j < 2; ++j) {
-                low[j] += port_.fetch(from + j);
-                high[j] += port_.fetch(from + kHalf + j);
-            }
-        }
-        if (a_.bias == nullptr) return;
-        for (uint32_t j = 0; j < 2; ++j) {
-            low[j] += float_of(a_.bias[place + i + j]);
-            high[j] += float_of(a_.bias[place + i + kHalf + j]);
-        }
-    }
-
-    // The head's norm, if it has one, and the rotation of each element with that in the other half.
-    BLINK_DEV void turn(const uint16_t* gain, float (&low)[2], float (&high)[2]) {
-        const bool used = 2 * lane_ < kHalf;
-        const uint32_t i = used ? 2 * lane_ : 0;
-        if (gain != nullptr) {
-            float square = used ? low[0] * low[0] + low[1] * low[1] + high[0] * high[0] + high[1] * high[1] : 0.0f;
-            for (uint32_t mask = 16; mask > 0; mask /= 2) square += port_.exchange_xor(square, mask);
-            const float scale = 1.0f / sqrtf(square / kHeadDim + a_.epsilon);
-            for (uint32_t j = 0; j < 2; ++j) {
-                low[j] *= scale * float_of(gain[i + j]);
-                high[j] *= scale * float_of(gain[i + kHalf + j]);
-            }
-        }
-        for (uint32_t j = 0; j < 2; ++j) {
-            const float first = low[j], second = high[j];
-            low[j] = first * cos_[j] - second * sin_[j];
-            high[j] = second * cos_[j] + first * sin_[j];
-        }
-    }
-
-    // In row `row` of the heads: queries, then from kMostGroup on the key and the value, which are
-    // appended to the pages too.
-    BLINK_DEV void keep(uint32_t row, const float (&low)[2], const float (&high)[2]) {
-        const uint32_t words[2] = {pack_bfloat16(low[0], low[1]), pack_bfloat16(high[0], high[1])};
-        uint16_t* pages = row == kMostGroup ? a_.keys : a_.values;
-        auto* page = reinterpret_cast<uint32_t*>(pages + new_entry_ * kHeadDim);
-        for (uint32_t half = 0; half < 2; ++half) {
-            const uint32_t element = half * kHalf + 2 * lane_;
-            heads_[key_place(row, element / 8)].word[element % 8 / 2] = words[half];
-            if (row >= kMostGroup) page[element / 2] = words[half];
-        }
-    }
-
     BLINK_DEV void read_queries() {
         const uint32_t g = lane_ / 4, t = lane_ % 4;
 #pragma unroll
         for (uint32_t window = 0; window < kHeadDim / 32; ++window)
-            queries_[window] = port_.read(heads_ + key_place(g, 4 * window + t));
+            queries_[window] = port_.read(heads_ + key_place<kHeadDim>(g, 4 * window + t));
         best_ = -infinity();
         total_ = 0.0f;
 #pragma unroll
@@ -228,10 +115,10 @@ class PrimedAttention {
         port_.sync_warp();
         for (uint32_t i = lane_; i < kTileChunks; i += 32) {
             const uint32_t row = i / kRowChunks, chunk = i % kRowChunks;
-            const Chunk *key = heads_ + key_place(kMostGroup, chunk),
-                        *value = heads_ + key_place(kMostGroup + 1, chunk);
-            port_.write(tile(0, false) + key_place(row, chunk), row == 0 ? *key : Chunk{});
-            port_.write(tile(0, true) + value_place(row, chunk), row == 0 ? *value : Chunk{});
+            const Chunk *key = heads_ + key_place<kHeadDim>(kMostGroup, chunk),
+                        *value = heads_ + key_place<kHeadDim>(kMostGroup + 1, chunk);
+            port_.write(tile(0, false) + key_place<kHeadDim>(row, chunk), row == 0 ? *key : Chunk{});
+            port_.write(tile(0, true) + value_place<kHeadDim>(row, chunk), row == 0 ? *value : Chunk{});
         }
         port_.sync_warp();
         attend(0, 1);
@@ -246,7 +133,7 @@ class PrimedAttention {
             const uint32_t first[4] = {q.word[0], 0, q.word[1], 0}, second[4] = {q.word[2], 0, q.word[3], 0};
 #pragma unroll
             for (uint32_t half = 0; half < 2; ++half) {
-                const Chunk key = port_.read(tile(stage, false) + key_place(8 * half + g, 4 * window + t));
+                const Chunk key = port_.read(tile(stage, false) + key_place<kHeadDim>(8 * half + g, 4 * window + t));
                 port_.multiply(scores[half], first, key.word);
                 port_.multiply(scores[half], second, key.word + 2);
             }
@@ -281,7 +168,7 @@ class PrimedAttention {
         const uint32_t entry = lane_ / 16 * 8 + lane_ % 8, odd = lane_ / 8 % 2;
 #pragma unroll
         for (uint32_t i = 0; i < kHeadDim / 16; ++i) {
-            const Chunk part = port_.read_transposed(values + value_place(entry, 2 * i + odd));
+            const Chunk part = port_.read_transposed(values + value_place<kHeadDim>(entry, 2 * i + odd));
 #pragma unroll
             for (uint32_t j = 0; j < 4; ++j) mixed_[i][j] *= fades[j % 2];
             port_.multiply(mixed_[i], part.word, weights);
@@ -310,11 +197,12 @@ class PrimedAttention {
             own[2 * kMostGroup + head * kHeadDim + element] = mixed_[i / 4][i % 4];
         }
         port_.sync();
-        for (uint32_t i = port_.thread(); i < group_ * kHeadDim; i += kThreads) join(i / kHeadDim, i % kHeadDim);
+        for (uint32_t i = port_.thread(); i < group_.heads * kHeadDim; i += kThreads) join(i / kHeadDim, i % kHeadDim);
         if (a_.splits == 1) return;
-        if (port_.arrive(a_.arrived + row_ * a_.kv_heads + kv_head_) != a_.splits - 1) return;
-        for (uint32_t i = port_.thread(); i < group_ * kHeadDim; i += kThreads) join_splits(i / kHeadDim, i % kHeadDim);
-        if (port_.thread() == 0) a_.arrived[row_ * a_.kv_heads + kv_head_] = 0;
+        if (port_.arrive(a_.arrived + group_.row * a_.kv_heads + group_.kv_head) != a_.splits - 1) return;
+        for (uint32_t i = port_.thread(); i < group_.heads * kHeadDim; i += kThreads)
+            join_splits(i / kHeadDim, i % kHeadDim);
+        if (port_.thread() == 0) a_.arrived[group_.row * a_.kv_heads + group_.kv_head] = 0;
     }
 
     BLINK_DEV void join(uint32_t head, uint32_t element) {
@@ -327,7 +215,7 @@ class PrimedAttention {
             value += weight * own[2 * kMostGroup + head * kHeadDim + element];
         }
         value = total > 0.0f ? value / total : 0.0f;
-        const uint64_t at = static_cast<uint64_t>(row_) * a_.heads + kv_head_ * group_ + head;
+        const uint64_t at = static_cast<uint64_t>(group_.row) * a_.heads + group_.kv_head * group_.heads + head;
         if (a_.splits == 1) {
             store_feature(a_.out + at * kHeadDim + element, value);
             return;
@@ -337,7 +225,7 @@ class PrimedAttention {
     }
 
     BLINK_DEV void join_splits(uint32_t head, uint32_t element) {
-        const uint64_t at = static_cast<uint64_t>(row_) * a_.heads + kv_head_ * group_ + head;
+        const uint64_t at = static_cast<uint64_t>(group_.row) * a_.heads + group_.kv_head * group_.heads + head;
         const float* log_sums = a_.log_sums + at * a_.splits;
         float best = -infinity(), total = 0.0f, value = 0.0f;
         for (uint32_t split = 0; split < a_.splits; ++split) best = fmaxf(best, port_.fetch(log_sums + split));
@@ -353,11 +241,10 @@ class PrimedAttention {
 
     Port& port_;
     const AttentionCall& a_;
-    const uint32_t warp_, lane_, group_, split_, kv_head_, row_;
+    const uint32_t warp_, lane_, split_;
+    const AttentionGroup group_;
     Chunk* const stages_;
     Chunk* const heads_;  // queries, [8, kHeadDim], then the new key and value
-    uint64_t new_entry_;
-    float cos_[2], sin_[2];
     Chunk queries_[kHeadDim / 32];
     float best_, total_;  // of head g
     float mixed_[kHeadDim / 16][4];
