@@ -38,7 +38,8 @@ def main() -> None:
         slot: ScriptedRequest(tuple(range(3 + slot, 40 + 5 * slot)), max_tokens=20)
         for slot in range(10)
     }
-    engine = provision(version, default_grid(8, 64, max_sequences=2))
+    grid = default_grid(8, 64, max_sequences=2, max_mixed_tokens=32)
+    engine = provision(version, grid)
     with HostDrivenCudaHarness(SHAPE, engine) as harness:
         harness.submit(requests)
         harness.scheduler.launch()
