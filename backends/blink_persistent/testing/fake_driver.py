@@ -43,6 +43,11 @@ class FakeDriver:
         finally:
             self._parked = False
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether a stream is being captured."""
+        return self._recording is not None
+
     def tell(self, what: str) -> None:
         """Keep that something was done."""
         self.calls.append(f"[{what}]" if self._parked else what)

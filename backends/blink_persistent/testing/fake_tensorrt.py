@@ -46,6 +46,8 @@ class FakeContext:
     def execute_async_v3(self, stream: int) -> bool:
         assert set(self.addresses) == set(self.engine.names)
         self.engine.driver.tell("enqueue")
+        if self.engine.refuses_capture and self.engine.driver.is_recording:
+            return False
         self.engine.driver.enqueue(self.engine.kernels)
         return True
 
@@ -63,6 +65,7 @@ class FakeEngine:
     ) -> None:
         self.driver, self.names, self.kernels, self._layers = driver, names, kernels, layers
         self.contexts: list[FakeContext] = []
+        self.refuses_capture = False
         self.num_io_tensors = len(names)
 
     def get_tensor_name(self, index: int) -> str:

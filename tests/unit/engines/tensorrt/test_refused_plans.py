@@ -96,3 +96,15 @@ def test_what_was_taken_by_a_version_that_fails_is_given_back(
     assert driver._next > allocated
     pools = {context.addresses[name] for context in engine.contexts for name in POOLS}
     assert pools <= set(driver.freed)
+
+
+def test_a_step_that_tensorrt_does_not_capture_is_named(
+    tmp_path: Path, driver: FakeDriver, engine: FakeEngine
+) -> None:
+    engine.refuses_capture = True
+    told = failure(fake_version(tmp_path), fake_tensorrt(engine), driver)
+    assert told == (
+        "the prefill step of 2 sequences, 64 tokens cannot be captured: "
+        "TensorRT cannot enqueue it: no reason given"
+    )
+    assert not driver.is_recording
