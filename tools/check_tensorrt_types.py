@@ -94,8 +94,11 @@ def check(stubs: Path, files: list[Path]) -> int:
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
-def _make_stubs(version: str, scratch: Path) -> Path:
-    """Fetch, load, describe. Raises CannotBeHad."""
+def fetch_bindings(version: str, scratch: Path) -> Path:
+    """The package `tensorrt_bindings` of a version in `scratch`, with stand-ins for its libraries.
+
+    Raises CannotBeHad.
+    """
     name = f"tensorrt-cu13-bindings=={version}"
     _run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", scratch, name])
     (wheel,) = scratch.glob("*.whl")
@@ -106,6 +109,12 @@ def _make_stubs(version: str, scratch: Path) -> Path:
     source.write_text(f'extern "C" {{\n{functions}\n}}\n', encoding="utf-8")
     for library in _LIBRARIES:
         _run(["c++", "-shared", "-fPIC", source, "-o", bindings / f"lib{library}.so.{major}"])
+    return bindings
+
+
+def _make_stubs(version: str, scratch: Path) -> Path:
+    """Fetch, load, describe. Raises CannotBeHad."""
+    fetch_bindings(version, scratch)
     stubgen = "import sys; from mypy.stubgen import main; main(sys.argv[1:])"
     module = "tensorrt_bindings.tensorrt"
     out = scratch / "out"
