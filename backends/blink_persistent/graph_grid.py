@@ -134,7 +134,7 @@ def grid_of(version: ModelVersion) -> GraphGrid:
     """
     grid = GraphGrid.from_json(load_graph_grid(version.directory))
     turns = version.config["limits"].get("prefill") == TURNS
-    return grid.without_mixed() if turns or version.config["deterministic"] else grid
+    return grid.without_mixed() if turns or version.config.get("deterministic") else grid
 
 
 def decode_lookup(
