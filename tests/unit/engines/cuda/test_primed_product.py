@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,8 @@ from blink_persistent.engines.cuda.kernels.primed_attention_cut import likely_at
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel, primed_code
 from blink_persistent.gpu import compile as device_code
 from blink_persistent.testing.primed_host import HostProducts, Way, bfloat16, float32
+
+CSRC = device_code.SOURCE_DIRECTORY
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -148,6 +152,46 @@ def test_candidates_compute_all_features_of_the_head_in_blocks_of_about_a_size()
         tiles = -(-shape[0] // 16)
         assert 125 <= cut.blocks <= PROCESSORS
         assert -(-tiles // cut.blocks) <= 1.02 * tiles / cut.blocks
+
+
+@pytest.fixture
+def compiler_log() -> Callable[[str], str]:
+    """Compiles for a GPU and tells what the assembler says of each kernel."""
+    try:
+        nvrtc, _ = device_code._libraries()
+    except device_code.DeviceCodeError as missing:
+        pytest.skip(f"no device compiler: {missing}")
+
+    def compiled(text: str) -> str:
+        _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"kernels.cu", 0, None, None)
+        options = ["--gpu-architecture=sm_90", "--std=c++17", "--ptxas-options=--verbose"]
+        options += ["--relocatable-device-code=true", f"--include-path={CSRC / 'include'}"]
+        given = [option.encode() for option in options]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(given), given)
+        log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
+        nvrtc.nvrtcGetProgramLog(program, log)
+        nvrtc.nvrtcDestroyProgram(program)
+        assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
+        return log.decode()
+
+    return compiled
+
+
+@pytest.mark.parametrize("tile", [8, 16, 64])
+def test_kernels_leave_registers_for_the_small_ones_beside_them(
+    compiler_log: Callable[[str], str], tile: int
+) -> None:
+    """Those of Llama-3-8B: nothing of the sums is spilled."""
+    products = step_products(ARCHITECTURES["llama-3-8b"])[2:4]
+    cuts = likely_cuts(ARCHITECTURES["llama-3-8b"])
+    kernels = {PrimedKernel.of(cuts[product.shape, tile], tile) for product in products}
+    source = (CSRC / "primed_product_gpu.cu").read_text()
+    log = compiler_log(primed_code(kernels) + source)
+    spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", log)]
+    registers = [int(count) for count in re.findall(r"Used (\d+) registers", log)]
+    assert len(spilled) == len(registers) == len(kernels)
+    assert max(spilled) <= (96 if tile == 64 else 0)
+    assert max(registers) <= 128
 
 
 def test_the_kernels_compile_where_there_is_a_device_compiler(
