@@ -4,8 +4,24 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from blink_persistent.testing.frontend_site import Started
+
+
+@pytest.fixture(scope="session")
+def rdma_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """A host and two frontends, which start; in the guest."""
+    yield from _programs(tmp_path_factory.mktemp("rdma"), "rdma")
+
+
+@pytest.fixture(scope="session")
+def file_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """The same without RDMA."""
+    yield from _programs(tmp_path_factory.mktemp("file"), "file")
 
 
 @pytest.fixture
@@ -14,3 +30,11 @@ def short_path() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="blink-"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+def _programs(directory: Path, transport: str) -> Iterator[Started]:
+    from blink_persistent.testing.frontend_site import start
+
+    started = start(directory, transport)
+    yield started
+    started.kill()

@@ -11,7 +11,6 @@ import json
 import os
 import select
 import signal
-import socket
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,86 +18,39 @@ from http.client import HTTPConnection, HTTPResponse
 
 import pytest
 
-from blink_persistent.testing.file_gate import offer_in
 from blink_persistent.testing.frontend_site import (
     LONG,
     SECONDS,
-    Program,
     Site,
+    Started,
     Stream,
     answer,
     wait_until,
 )
 from blink_persistent.testing.scripted_version import write_scripted_version
-from blink_server.remote.credentials import open_key_directory
 
 TRANSPORTS = [
     pytest.param("file", marks=pytest.mark.slow),
     pytest.param("rdma", marks=pytest.mark.rdma),
 ]
-REQUESTS, CONCURRENCY = 200, 32
+REQUESTS, CONCURRENCY, LONGEST = 200, 32, 8
 QUEUED = 250  # more than a frontend's share of the queue, and than its rows
-EXOTIC = """
-from blink_server.hookspecs import hookimpl
-from blink_server.text.tokenizers import HuggingFaceTokenizer
-
-@hookimpl
-def blink_tokenizers():
-    return {"exotic": HuggingFaceTokenizer.load}
-"""
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
-def site(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Site]:
-    transport = request.param
-    host_device, frontend_device = ("rxe1", "rxe0") if transport == "rdma" else ("any", "any")
-    directory = tmp_path_factory.mktemp("site")
-    paths = [str(offer_in(directory / "path")), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {"PYTHONPATH": os.pathsep.join(paths)}
-    repository, runtime, plugins = (directory / n for n in ("models", "run", "plugins"))
-    limits = {"slots": 1024, "max_rows": 16, "max_queue": 400}
-    write_scripted_version(repository, limits=limits, step_microseconds=5000)
-    if transport == "file":  # the guest is slow enough with one model
-        exotic = write_scripted_version(repository, "exotic")
-        config = json.loads((exotic / "config.json").read_text())
-        (exotic / "config.json").write_text(json.dumps({**config, "tokenizer": {"name": "exotic"}}))
-    plugins.mkdir(mode=0o700)
-    (plugins / "exotic.py").write_text(EXOTIC)
-    (plugins / "exotic.py").chmod(0o600)
-    no_plugins = directory / "none"
-    no_plugins.mkdir()
-    open_key_directory(directory / "keys")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        door = f"127.0.0.1:{free.getsockname()[1]}"
-    frontend = [
-        *("frontend", f"--connect={door}", f"--token-file={directory}/keys/token", "--port=0"),
-        *(f"--transport={transport}", f"--device={frontend_device}"),
-        *(f"--cache-dir={directory}/cache", f"--plugin-dir={no_plugins}"),
-    ]
-    programs = [
-        Program(
-            *("serve", f"--model-repository={repository}", f"--runtime-dir={runtime}", "--port=0"),
-            *("--settle-secs=0.1", f"--frontends-listen={door}", f"--plugin-dir={plugins}"),
-            *(f"--frontends-key-dir={directory}/keys", f"--frontends-device={host_device}"),
-            "--frontends-keep-secs=3",
-            environment=environment,
-        ),
-        # They knock until the door is there.
-        *(Program(*frontend, environment=environment) for _ in range(2)),
-    ]
-    try:
-        local, *remote = (program.line("Blink ").split()[-1] for program in programs)
-        site = Site(repository, runtime, programs[0], programs[1:], local, remote)
-        yield site
-        programs = [*site.frontends, site.server]
-        for program in programs:
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    started: Started = request.getfixturevalue(f"{request.param}_programs")
+    server, *frontends = started.programs
+    local, *remote = (program.line("Blink ").split()[-1] for program in started.programs)
+    site = Site(started.repository, started.runtime, server, frontends, local, remote)
+    for url in remote:  # they do not wait for ever for a model that they must refuse
+        wait_until(lambda url=url: site.serves(url, "scripted"), "the model is served")  # type: ignore[misc]
+    yield site
+    started.programs[:] = [*site.frontends, site.server]
+    for stopping in (site.frontends, [site.server]):
+        for program in stopping:
             program.terminate()
-        assert {program.wait() for program in programs} == {0}
-    finally:
-        for program in programs:
-            program.kill()
+        assert {program.wait() for program in stopping} == {0}
 
 
 def prompt_of(number: int) -> str:
@@ -106,7 +58,7 @@ def prompt_of(number: int) -> str:
 
 
 def tokens_of(number: int) -> int:
-    return 1 + number * 13 % 16
+    return 1 + number * 13 % LONGEST
 
 
 def local_answers(url: str) -> list[str]:
@@ -125,7 +77,9 @@ def local_answers(url: str) -> list[str]:
         return dict(zip(numbers, texts, strict=True))
 
     with ThreadPoolExecutor(4) as threads:
-        found = {n: t for part in threads.map(ask_for, range(1, 17)) for n, t in part.items()}
+        found = {
+            n: t for part in threads.map(ask_for, range(1, LONGEST + 1)) for n, t in part.items()
+        }
     return [found[number] for number in range(REQUESTS)]
 
 

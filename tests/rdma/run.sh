@@ -21,6 +21,8 @@ command -v qemu-system-x86_64 >/dev/null || needs+=(qemu-system-x86)
 [ -e /usr/lib/x86_64-linux-gnu/libibverbs.so.1 ] || needs+=(ibverbs-providers)
 command -v xz >/dev/null || needs+=(xz-utils)
 command -v openssl >/dev/null || needs+=(openssl)
+export PATH=$PATH:/usr/sbin:/sbin
+command -v mke2fs >/dev/null || needs+=(e2fsprogs)
 tools=$PWD/build/rdma/tools
 if [ "${#needs[@]}" -gt 0 ] || [ ! -e "$tools" ] || [ ! -e build/rdma/vm ]; then
     apt-get -qq update || cannot "apt-get update fails"
@@ -49,11 +51,19 @@ else # pytest's files go to the guest's own memory, and with it
     export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
     set -- -m pytest -p pytest_asyncio.plugin -p no:cacheprovider -m rdma tests/rdma \
         tests/contract/test_agent_contract.py tests/contract/test_frontends.py "$@"
-    $python "$@" --collect-only -q >/dev/null || true # here, so that the guest finds all compiled
+    $python "$@" --collect-only -q >/dev/null || true # here: the guest finds all compiled
 fi
+# What the servers' processes and these tests open, compiled.
+$python -m compileall -q blink_server backends plugins tests/rdma tests/contract
+files=$PWD/build/rdma/files.img
+$python tests/rdma/pack.py "$files" "$PWD"/{blink_server,backends,plugins,schemas,tests/rdma}/ \
+    "$PWD"/tests/contract/ pytest pytest_asyncio.plugin openai.resources.completions tokenizers \
+    jinja2 uvloop gunicorn.app.wsgiapp gunicorn.workers.gasgi pyverbs.{addr,cq,device,enums,mr,qp} \
+    blink_server.{check,cli,serve,worker} blink_server.remote.{command,door_process} \
+    blink_persistent.{backend,runner} blink_persistent.agent.__main__ \
+    blink_persistent.testing.frontend_site rdma_frontend.{gate,port}
 status=0
-tests/rdma/run-in-rdma-vm.sh --env PYTHONUNBUFFERED=1 --env PYTEST_DISABLE_PLUGIN_AUTOLOAD \
-    --timeout "${RDMA_TIMEOUT:-1500}" \
-    $python "$@" || status=$?
+tests/rdma/run-in-rdma-vm.sh --files "$files" --timeout "${RDMA_TIMEOUT:-1500}" \
+    --env PYTHONUNBUFFERED=1 --env PYTEST_DISABLE_PLUGIN_AUTOLOAD $python "$@" || status=$?
 [ $status != 125 ] || cannot "the guest does not run here"
 exit $status

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,11 +18,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from blink_persistent.testing.file_gate import offer_in
+from blink_persistent.testing.scripted_version import write_scripted_version
 from blink_server.control_client import ask
 from blink_server.model_rows import from_columns
+from blink_server.remote.credentials import open_key_directory
 
-SECONDS = 120.0  # longer than anything takes in a guest on a loaded machine
+SECONDS = 300.0  # longer than anything takes in a guest on a loaded machine
 LONG = 400  # tokens: seconds of generation
+
+
+EXOTIC = """
+from blink_server.hookspecs import hookimpl
+from blink_server.text.tokenizers import HuggingFaceTokenizer
+
+@hookimpl
+def blink_tokenizers():
+    return {"exotic": HuggingFaceTokenizer.load}
+"""
 
 
 class Program:
@@ -43,6 +57,11 @@ class Program:
         self.pid = self._process.pid
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
 
     def line(self, text: str, *, after: int = 0) -> str:
         """Wait for a line that contains `text`, not among the first `after` of `lines`."""
@@ -105,6 +124,60 @@ def wait_until(true: Callable[[], bool], what: str) -> None:
         if time.monotonic() > deadline:
             raise AssertionError(f"never: {what}")
         time.sleep(0.05)
+
+
+@dataclass
+class Started:
+    """A host and two frontends that start."""
+
+    repository: Path
+    runtime: Path
+    programs: list[Program]
+
+    def kill(self) -> None:
+        """End what is left of them."""
+        for program in self.programs:
+            program.kill()
+
+
+def start(directory: Path, transport: str) -> Started:
+    """Start a host with a scripted model, and two frontends that reach it by `rdma`, in the guest,
+    or by `file`; then the host has a model, too, whose tokenizer they lack."""
+    host_device, frontend_device = ("rxe1", "rxe0") if transport == "rdma" else ("any", "any")
+    paths = [str(offer_in(directory / "path")), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {"PYTHONPATH": os.pathsep.join(paths)}
+    repository, runtime, plugins = (directory / n for n in ("models", "run", "plugins"))
+    limits = {"slots": 1024, "max_rows": 16, "max_prefill_tokens": 512, "max_queue": 400}
+    write_scripted_version(repository, limits=limits, step_microseconds=5000)
+    if transport == "file":  # the guest is slow enough with one model
+        exotic = write_scripted_version(repository, "exotic")
+        config = json.loads((exotic / "config.json").read_text())
+        (exotic / "config.json").write_text(json.dumps({**config, "tokenizer": {"name": "exotic"}}))
+    plugins.mkdir(mode=0o700)
+    (plugins / "exotic.py").write_text(EXOTIC)
+    (plugins / "exotic.py").chmod(0o600)
+    no_plugins = directory / "none"
+    no_plugins.mkdir()
+    open_key_directory(directory / "keys")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        door = f"127.0.0.1:{free.getsockname()[1]}"
+    frontend = [
+        *("frontend", f"--connect={door}", f"--token-file={directory}/keys/token", "--port=0"),
+        *(f"--transport={transport}", f"--device={frontend_device}"),
+        *(f"--cache-dir={directory}/cache", f"--plugin-dir={no_plugins}"),
+    ]
+    programs = [
+        Program(
+            *("serve", f"--model-repository={repository}", f"--runtime-dir={runtime}", "--port=0"),
+            *("--settle-secs=0.1", f"--frontends-listen={door}", f"--plugin-dir={plugins}"),
+            *(f"--frontends-key-dir={directory}/keys", f"--frontends-device={host_device}"),
+            "--frontends-keep-secs=3",
+            environment=environment,
+        ),
+        # They knock until the door is there.
+        *(Program(*frontend, environment=environment) for _ in range(2)),
+    ]
+    return Started(repository, runtime, programs)
 
 
 @dataclass
