@@ -1,11 +1,9 @@
-"""The few calls of CUDA that a ring in GPU memory needs, on memory of the host's.
-
-A `DeviceRing` made with it lies in a scripted ring's memory, whose scheduler runs on the CPU.
-"""
+"""The few calls of CUDA that a ring in GPU memory needs, on memory of the host's."""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -20,9 +18,10 @@ DMA_BUF, ORDERING = "dma-buf", "ordering"
 
 
 class MemoryGpu:
-    """Stands for a `Gpu` with one allocation, the harness's ring.
+    """Stands for a `Gpu` with one allocation, which is a file of memory.
 
-    `attributes` are the device's; `on_push` is called before the host's bytes are copied to it.
+    A `DeviceRing` made with it lies there; over a `ScriptedHarness`'s ring its scheduler runs on
+    the CPU. `attributes` are the device's; `on_push` is called before bytes are copied to it.
     """
 
     driver: Any = SimpleNamespace(
@@ -34,15 +33,21 @@ class MemoryGpu:
         CUmemRangeHandleType=SimpleNamespace(CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD=1),
     )
 
-    def __init__(self, harness: ScriptedHarness) -> None:
-        self._file = harness.ring_fd
-        self._memory = np.frombuffer(harness.ring._memory, np.uint8)
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._memory = np.frombuffer(mmap.mmap(file, 0), np.uint8)
         self.attributes = {DMA_BUF: 1, ORDERING: 100}
         self.on_push: Callable[[], None] = lambda: None
 
     def ring(self, harness: ScriptedHarness) -> DeviceRing:
         """The harness's ring, as one on this device; its scheduler has not begun yet."""
         return DeviceRing(self, harness.shape.ring(), harness.shape.epoch, pinned=False)  # type: ignore[arg-type]
+
+    def make_current(self) -> None:
+        pass
+
+    def share(self, _address: int) -> bytes:
+        return b"handle"
 
     def allocate(self, _nbytes: int) -> int:
         return int(self._memory.ctypes.data)

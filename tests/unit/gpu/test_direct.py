@@ -19,7 +19,7 @@ from blink_server.errors import Unavailable
 @pytest.fixture
 def gpu() -> Iterator[Any]:
     with ScriptedHarness(ScriptedShape()) as harness:
-        yield MemoryGpu(harness)
+        yield MemoryGpu(harness.ring_fd)
 
 
 @pytest.mark.parametrize("ordering", [100, 200])

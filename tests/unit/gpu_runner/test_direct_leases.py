@@ -41,7 +41,7 @@ class Machine:
 
     def __init__(self, fake: FakeVerbs, harness: ScriptedHarness, directory: Path) -> None:
         self.fake, self.harness = fake, harness
-        self.gpu = MemoryGpu(harness)
+        self.gpu = MemoryGpu(harness.ring_fd)
         self.ring = self.gpu.ring(harness)
         self.socket = directory / "direct.sock"
         self.leases: DirectLeases | None = None
