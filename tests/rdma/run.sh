@@ -58,7 +58,7 @@ $python -m compileall -q blink_server backends plugins tests/rdma tests/contract
 files=$PWD/build/rdma/files.img
 $python tests/rdma/pack.py "$files" "$PWD"/{blink_server,backends,plugins,schemas,tests/rdma}/ \
     "$PWD"/tests/contract/ pytest pytest_asyncio.plugin openai.resources.completions tokenizers \
-    jinja2 uvloop gunicorn.app.wsgiapp gunicorn.workers.gasgi pyverbs.{addr,cq,device,enums,mr,qp} \
+    jinja2 uvloop gunicorn.app.wsgiapp gunicorn.workers.gasgi pyverbs.{addr,cq,device,mr,qp} \
     blink_server.{check,cli,serve,worker} blink_server.remote.{command,door_process} \
     blink_persistent.{backend,runner} blink_persistent.agent.__main__ \
     blink_persistent.testing.frontend_site rdma_frontend.{gate,port}
