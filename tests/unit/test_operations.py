@@ -19,6 +19,7 @@ from blink_server.serve import serve_command
 DOCS = Path(__file__).parents[2] / "docs"
 OPERATIONS = (DOCS / "operations.md").read_text(encoding="utf-8")
 MODELS = (DOCS / "models.md").read_text(encoding="utf-8")
+TENSORRT = (DOCS / "tensorrt.md").read_text(encoding="utf-8")
 DPU = (DOCS / "dpu.md").read_text(encoding="utf-8")
 MONITORING = (DOCS / "monitoring.md").read_text(encoding="utf-8")
 UNIT = DOCS / "deploy" / "blink-server.service"
@@ -68,6 +69,7 @@ def test_every_flag_of_serve_has_its_row_and_its_default() -> None:
         ("plugins", OPERATIONS),
         ("new-plugin", OPERATIONS),
         ("import", MODELS),
+        ("build", MODELS + TENSORRT),
         ("models pull", MODELS),
         ("frontend", OPERATIONS + DPU),
         ("log-level", OPERATIONS),
@@ -88,6 +90,7 @@ def test_every_flag_of_the_other_commands_is_named(path: str, text: str) -> None
 def test_no_command_is_forgotten() -> None:
     assert set(COMMANDS) == {
         "bench",
+        "build",
         "check",
         "frontend",
         "import",
