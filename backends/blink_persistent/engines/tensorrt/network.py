@@ -130,6 +130,8 @@ class _Decoder:
             )
             rotary = Rotary(layers, self._architecture, self._capacity, located.positions)
             table = self._matrix("model.embed_tokens.weight")
+            if self._architecture.tied_embeddings:  # one table, as wide as the head wants it
+                table = layers.cast(table, self._float, "table")
             embedded = layers.gather(table, inputs["token_ids"], "embedded")
             residual = layers.cast(embedded, self._float, "residual")
         for layer in range(self._architecture.layers):

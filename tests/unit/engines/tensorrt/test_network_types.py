@@ -33,11 +33,10 @@ LAYER_CASTS = {
     "inner": "BF16",
     "out/delta": "FLOAT",
 }
+HEAD_CASTS = {"head/norm/rounded": "BF16", "head/x": "FLOAT"}
 OTHER_CASTS = {
-    "step/residual": "FLOAT",
-    "head/norm/rounded": "BF16",
-    "head/x": "FLOAT",
-    "head/weight": "FLOAT",
+    True: {"step/table": "FLOAT", **HEAD_CASTS},  # one table serves as head too
+    False: {"step/residual": "FLOAT", "head/weight": "FLOAT", **HEAD_CASTS},
 }
 
 
@@ -66,9 +65,10 @@ def float_casts(trt: Any, network: Any) -> dict[str, str]:
     }
 
 
-def test_only_what_enters_and_leaves_products_is_cast(trt: Any, builder: Any) -> None:
-    network, kept = network_of(trt, builder, {}, ml_dtypes.bfloat16)
-    expected = OTHER_CASTS | {
+@pytest.mark.parametrize("tied", [True, False])
+def test_only_what_enters_and_leaves_products_is_cast(trt: Any, builder: Any, tied: bool) -> None:
+    network, kept = network_of(trt, builder, {"tied_embeddings": tied}, ml_dtypes.bfloat16)
+    expected = OTHER_CASTS[tied] | {
         f"layers.{layer}/{name}": kind for layer in range(2) for name, kind in LAYER_CASTS.items()
     }
     assert float_casts(trt, network) == expected

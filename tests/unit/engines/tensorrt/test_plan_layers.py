@@ -47,7 +47,8 @@ def check(architecture: Architecture, layers: list[PlanLayer]) -> None:
         if kind == "Float" and not re.search("/gain_|/bias_|/rotary/|_alpha|_beta", name)
     }
     routers = architecture.layers if architecture.experts else 0
-    assert len(wide) == 1 + routers, f"other matrices than the head and routers are wide: {wide}"
+    uses = 2 if architecture.tied_embeddings else 1  # as a table of rows, and as the last matrix
+    assert len(wide) == uses + routers, f"other matrices than the head and routers are wide: {wide}"
 
 
 @pytest.mark.parametrize("changes", [{}, pytest.param({"head_dim": 64}, marks=pytest.mark.slow)])
