@@ -34,6 +34,7 @@ TRANSPORTS = [
     pytest.param("rdma", marks=pytest.mark.rdma),
 ]
 REQUESTS, CONCURRENCY, LONGEST = 200, 32, 8
+SHORT = 100  # tokens: half a second
 QUEUED = 250  # more than a frontend's share of the queue, and than its rows
 
 
@@ -121,10 +122,10 @@ def test_answers_are_those_of_the_local_path(site: Site) -> None:
 
 
 def test_clients_that_go_away_leave_no_request_behind(site: Site) -> None:
-    processes = [Stream(site.remote[0], f"gone {n}") for n in range(8)]
+    processes = [Stream(site.remote[0], f"gone {n}", SHORT) for n in range(8)]
     for each in processes:
         each.begun.wait()
-    expected = answer(site.local, "gone 0", LONG)
+    expected = answer(site.local, "gone 0", SHORT)
     for each in processes:
         each.wait()
     assert processes[0].text == expected
