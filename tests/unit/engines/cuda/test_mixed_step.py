@@ -18,8 +18,8 @@ def test_a_chunk_and_rows_in_a_larger_key(make_case: Cases, family: dict[str, An
     """A chunk from its start position and a whole prompt, beside rows of which some are inactive;
     unused sequences and stale tokens behind the packed ones."""
     case = make_case(**family)
-    chunk, prompt, *texts = (case.tokens(count) for count in (25, 6, 15, 33))
-    tables = [(5, 17), (30, 2, 9)]
+    chunk, prompt, *texts = (case.tokens(count) for count in (20, 3, 5, 18))
+    tables = [(5,), (30, 2)]
     before = [Part(table, 0, text[:-1]) for table, text in zip(tables, texts, strict=True)]
     case.paged.prefill([*before, Part((8, 20), 0, chunk[:9])])
     pages = case.paged.decoder.cache.pages
@@ -29,8 +29,8 @@ def test_a_chunk_and_rows_in_a_larger_key(make_case: Cases, family: dict[str, An
     )
     packed, rows = case.paged.mixed(
         [Part((8, 20), 9, chunk[9:]), Part((11,), 0, prompt)],
-        [first, INACTIVE, second, INACTIVE],
-        key=(4, 32, 8),
+        [first, INACTIVE, second],
+        key=(3, 16, 4),
     )
     answers = zip((*packed, rows[0], rows[2]), (chunk, prompt, *texts), strict=True)
     for logits, text in answers:
@@ -49,8 +49,8 @@ def test_a_chunk_and_rows_in_a_larger_key(make_case: Cases, family: dict[str, An
 def test_both_in_one_are_one_after_the_other(make_case: Cases, rows: int) -> None:
     """The same logits and the same KV entries as a prefill step and then a decode step."""
     alone, together = make_case(), make_case()
-    texts = [alone.tokens(count) for count in (12, 20, 5)][:rows]
-    prompt = alone.tokens(18)
+    texts = [alone.tokens(count) for count in (7, 18, 3)][:rows]
+    prompt = alone.tokens(17)
     tables = [(1, 2), (3, 4), (5, 6)]
     decoding = [
         Part(table, len(text) - 1, text[-1:]) for table, text in zip(tables, texts, strict=False)
@@ -70,9 +70,9 @@ def test_both_in_one_are_one_after_the_other(make_case: Cases, rows: int) -> Non
 def test_rows_without_any_packed_token(make_case: Cases) -> None:
     """And packed tokens without an active row: what the lookup gives when little is to be done."""
     case = make_case()
-    text, prompt = case.tokens(19), case.tokens(7)
+    text, prompt = case.tokens(17), case.tokens(3)
     case.paged.prefill([Part((4, 6), 0, text[:-1])])
-    _, rows = case.paged.mixed([], [Part((4, 6), 18, text[-1:])], key=(2, 16, 4))
+    _, rows = case.paged.mixed([], [Part((4, 6), 16, text[-1:])], key=(2, 16, 4))
     case.close_to(rows[0], case.expect(text).logits[-1])
     packed, _ = case.paged.mixed([Part((9,), 0, prompt)], [INACTIVE], key=(2, 16, 4))
     case.close_to(packed[0], case.expect(prompt).logits[-1])
