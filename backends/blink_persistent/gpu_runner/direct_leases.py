@@ -114,9 +114,12 @@ class DirectLeases(RangeKeeper):
         For the thread whose calls of CUDA concern the ring; every now and then.
         """
         mirror = self._ring.mirror
+        # Before the pulls: what is pulled is then all that ever landed in them. And only those that
+        # are not over: the others may be somebody's again at any moment.
+        taken_back = [range_ for range_, over in list(self._over.items()) if not over]
         self._ring.pull(mirror.words[self._slots])
         self._ring.pull(mirror.status[self._slots])
-        for range_ in list(self._over):
+        for range_ in taken_back:
             first = range_ * mirror.slots_per_range
             if mirror.cancel_all(range_):
                 self._ring.push(mirror.words[first : first + mirror.slots_per_range])

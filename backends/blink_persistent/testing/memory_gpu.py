@@ -21,7 +21,8 @@ class MemoryGpu:
     """Stands for a `Gpu` with one allocation, which is a file of memory.
 
     A `DeviceRing` made with it lies there; over a `ScriptedHarness`'s ring its scheduler runs on
-    the CPU. `attributes` are the device's; `on_push` is called before bytes are copied to it.
+    the CPU. `attributes` are the device's; `on_push` is called before bytes are copied to it,
+    `on_pull` after some were copied from it.
     """
 
     driver: Any = SimpleNamespace(
@@ -38,6 +39,7 @@ class MemoryGpu:
         self._memory = np.frombuffer(mmap.mmap(file, 0), np.uint8)
         self.attributes = {DMA_BUF: 1, ORDERING: 100}
         self.on_push: Callable[[], None] = lambda: None
+        self.on_pull: Callable[[], None] = lambda: None
 
     def ring(self, harness: ScriptedHarness) -> DeviceRing:
         """The harness's ring, as one on this device; its scheduler has not begun yet."""
@@ -63,6 +65,7 @@ class MemoryGpu:
                 ctypes.memmove(there, here, nbytes)
             case "cuMemcpyDtoHAsync", (here, there, nbytes, _):
                 ctypes.memmove(here, there, nbytes)
+                self.on_pull()
             case "cuDeviceGetAttribute", (name, "device"):
                 return self.attributes[name]
             case "cuCtxGetDevice", ():

@@ -212,6 +212,39 @@ async def test_slots_are_taken_back_after_nothing_can_land(machine: Machine) -> 
     relay.close()
 
 
+def test_what_lands_while_a_look_is_under_way_is_cancelled_by_the_next(machine: Machine) -> None:
+    leases = machine.open()
+    assert leases is not None
+    ring, slot = machine.harness.ring, HOST_RANGES * machine.harness.ring.slots_per_range
+
+    def land_and_give_up() -> None:
+        machine.gpu.on_pull = lambda: None
+        PlainFrontend(ring, SHAPE).submit(slot, ENDLESS)
+        leases.begin_reclaim(HOST_RANGES)
+
+    machine.gpu.on_pull = land_and_give_up
+    leases.look()
+    assert not leases.is_reclaimed(HOST_RANGES)
+    assert ring.atomic.submitted(slot) == 1
+    leases.look()
+    machine.harness.settle()
+    assert not leases.is_reclaimed(HOST_RANGES)
+    leases.look()
+    assert leases.is_reclaimed(HOST_RANGES)
+
+
+def test_a_range_that_is_free_again_is_left_to_its_next_owner(machine: Machine) -> None:
+    leases = machine.open()
+    assert leases is not None
+    ring, slot = machine.harness.ring, HOST_RANGES * machine.harness.ring.slots_per_range
+    leases.begin_reclaim(HOST_RANGES)
+    leases.look()
+    PlainFrontend(ring, SHAPE).submit(slot, ENDLESS)
+    leases.look()
+    assert (ring.words["cancel"][slot], ring.words["release"][slot]) == (0, 0)
+    assert leases.is_reclaimed(HOST_RANGES)
+
+
 async def test_another_connection_ends_the_one_before(machine: Machine) -> None:
     machine.open()
     async with gate_to(machine) as gate:
