@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,6 +134,16 @@ def test_every_product_of_a_published_model_can_be_cut(model: str) -> None:
             assert cut.splits == 1 or product.in_parts
             assert cut.blocks * cut.splits <= PROCESSORS
             assert cut.shared_bytes(tile) <= SHARED_BYTES
+
+
+def test_of_weights_of_one_shape_gate_and_up_have_the_cut() -> None:
+    """As in Codestral-22B, whose vocabulary is twice its intermediate size."""
+    sizes: dict[str, Any] = {"hidden_size": 6144, "intermediate_size": 16384, "heads": 48}
+    shape = replace(ARCHITECTURES["mistral-7b-v0.3"], **sizes)
+    gate_up, head = (shape.vocabulary_size, 6144), step_products(shape)[-1]
+    assert head.shape == gate_up
+    cuts = likely_cuts(shape)
+    assert all(cuts[gate_up, tile].gated for tile in ROW_TILES)
 
 
 def test_products_around_attention_leave_it_room() -> None:

@@ -93,6 +93,15 @@ def test_rows_without_a_cut_are_the_librarys() -> None:
     assert primed.chained == []
 
 
+def test_a_head_of_the_shape_of_gate_and_up_is_the_librarys() -> None:
+    x, weight = operands(9, 2 * SIZE)
+    logits = torch.full((9, 2 * SIZE), torch.nan)
+    made, primed = products((2 * SIZE, DEPTH), GATED)
+    made.vocabulary_product(x, weight, logits)
+    torch.testing.assert_close(logits, x.float() @ weight.float().t())
+    assert primed.chained == []
+
+
 def test_primed_cuts_need_a_gpu_and_others_do_not() -> None:
     no_primed({((SIZE, DEPTH), 8): Cut(features=16)})
     with pytest.raises(ValueError, match="GPU"):

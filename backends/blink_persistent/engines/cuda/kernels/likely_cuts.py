@@ -91,21 +91,24 @@ def likely_cuts(
 ) -> dict[tuple[Shape, int], PrimedCut]:
     """Of every product of a model's decode steps that can be cut so.
 
-    With `primed_attention` the products around it leave it room in few rows' steps: it is there
+    Of products with weights of one shape, the first that `step_products` names has the cut. With
+    `primed_attention` the products around it leave it room in few rows' steps: it is there
     before the one ends, and the other's weights are before attention does.
     """
-    found = {}
+    found: dict[tuple[Shape, int], PrimedCut] = {}
     for product in step_products(architecture):
         for tile in ROW_TILES:
             beside = primed_attention and tile == ROW_TILES[0] and product.name in _AROUND
-            found[product.shape, tile] = likely_cut(
+            cut = likely_cut(
                 product.shape,
                 tile,
                 gated=product.gated,
                 in_parts=product.in_parts,
                 shared_bytes=BESIDE_ATTENTION if beside else SHARED_BYTES,
             )
-    return {key: cut for key, cut in found.items() if cut is not None}
+            if cut is not None:
+                found.setdefault((product.shape, tile), cut)
+    return found
 
 
 _AROUND = ("qkv", "output")

@@ -75,7 +75,7 @@ class Products:
         return parts
 
     def gated_product(self, x: Tensor, weight: Tensor, room: Tensor, out: Tensor) -> None:
-        cut = self._cut(x, weight)
+        cut = self._cut(x, weight, gated=True)
         if cut is None:
             self.swiglu(torch.mm(x, weight.t(), out=room), out)
         else:
@@ -96,9 +96,11 @@ class Products:
             gate_up, out, SIZE=size, TILE=tile, **self.chain(tokens)
         )  # fmt: skip
 
-    def _cut(self, x: Tensor, weight: Tensor) -> Cut | PrimedCut | None:
+    def _cut(self, x: Tensor, weight: Tensor, *, gated: bool = False) -> Cut | PrimedCut | None:
         tile = row_tile(len(x))
-        return None if tile is None else self._cuts.get(((*weight.shape,), tile))
+        cut = None if tile is None else self._cuts.get(((*weight.shape,), tile))
+        # Gate with up, and another weight of the model, may have the same shape.
+        return None if isinstance(cut, PrimedCut) and cut.gated != gated else cut
 
     def _stream(
         self,
@@ -115,7 +117,6 @@ class Products:
         tile = row_tile(rows)
         assert tile is not None
         if isinstance(cut, PrimedCut):
-            assert cut.gated == gated
             assert self._primed is not None
             self._primed(x, weight, out, cut, tile, chained=self.chain(rows)["CHAINED"])
             return
