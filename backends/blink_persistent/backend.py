@@ -12,7 +12,8 @@ from typing import Any
 from blink_persistent.engines import TOKEN_GRANULARITY, Engine
 from blink_persistent.engines.place import GpuPlace
 from blink_persistent.gpu.presence import missing_for_gpu
-from blink_persistent.graph_grid import GraphGrid, mixed_lookup
+from blink_persistent.graph_grid import GraphGrid
+from blink_persistent.graph_lookup import mixed_lookup
 from blink_server.backend import BuildResult, Endpoint, ModelVersion, Session
 from blink_server.config import load_graph_grid
 from blink_server.errors import InvalidModel, Problem, Unavailable

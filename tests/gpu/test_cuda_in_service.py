@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blink_persistent.graph_grid import coarse_part, fine_grid
+from blink_persistent.graph_grid import fine_grid
+from blink_persistent.graph_lookup import coarse_part
 from blink_persistent.ring import Condition, Reason
 from blink_persistent.testing.device_harness import DeviceHarness
 from blink_persistent.testing.scripted_request import ScriptedRequest

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from blink_persistent import _native
-from blink_persistent.graph_grid import GraphGrid, decode_lookup, mixed_lookup, prefill_lookup
+from blink_persistent.graph_grid import GraphGrid
+from blink_persistent.graph_lookup import decode_lookup, mixed_lookup, prefill_lookup
 from blink_server.backend import BuildResult, ModelVersion
 from blink_server.errors import Problem
 

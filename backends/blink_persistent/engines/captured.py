@@ -15,7 +15,8 @@ from blink_persistent.engines.capture import GraphCapture
 from blink_persistent.gpu.driver import Gpu
 from blink_persistent.gpu.engine_buffers import EngineLimits, allocate_engine, make_available
 from blink_persistent.gpu.structs import EngineTables
-from blink_persistent.graph_grid import GraphGrid, coarse_part
+from blink_persistent.graph_grid import GraphGrid
+from blink_persistent.graph_lookup import coarse_part
 from blink_server.backend import ModelVersion
 
 log = logging.getLogger(__name__)

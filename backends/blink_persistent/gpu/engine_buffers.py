@@ -11,7 +11,8 @@ import numpy as np
 from blink_persistent import _native
 from blink_persistent.gpu.driver import Gpu
 from blink_persistent.gpu.structs import EngineTables, PhaseBuffers, SamplingRow
-from blink_persistent.graph_grid import GraphGrid, decode_lookup, mixed_lookup, prefill_lookup
+from blink_persistent.graph_grid import GraphGrid
+from blink_persistent.graph_lookup import decode_lookup, mixed_lookup, prefill_lookup
 
 ALIGNMENT = 256  # of each array, as that of memory allocated for it alone
 

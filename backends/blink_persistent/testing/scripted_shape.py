@@ -5,14 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from blink_persistent import _native
-from blink_persistent.graph_grid import (
-    MIXED,
-    GraphGrid,
-    decode_lookup,
-    default_grid,
-    mixed_lookup,
-    prefill_lookup,
-)
+from blink_persistent.graph_grid import MIXED, GraphGrid, default_grid
+from blink_persistent.graph_lookup import decode_lookup, mixed_lookup, prefill_lookup
 
 MAX_LOGPROBS = 3  # entries of a log-probability record that each slot has room for
 

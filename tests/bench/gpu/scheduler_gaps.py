@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blink_persistent.gpu.device_scheduler import Moment
-from blink_persistent.graph_grid import decode_lookup
+from blink_persistent.graph_lookup import decode_lookup
 from blink_persistent.testing.device_harness import DeviceHarness
 from blink_persistent.testing.scripted_request import ScriptedRequest
 from blink_persistent.testing.scripted_shape import ScriptedShape

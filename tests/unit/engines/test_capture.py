@@ -10,7 +10,8 @@ import pytest
 
 from blink_persistent.engines.capture import BATCH, NOT_CAPTURED, GraphCapture
 from blink_persistent.gpu.driver import CudaError, GraphRefused
-from blink_persistent.graph_grid import DECODE, MIXED, PREFILL, GraphKey, coarse_part, fine_grid
+from blink_persistent.graph_grid import DECODE, MIXED, PREFILL, GraphKey, fine_grid
+from blink_persistent.graph_lookup import coarse_part
 
 GRID = fine_grid(8, 256, max_sequences=2, granularity=16, max_mixed_tokens=128)
 BYTES = 1000  # of an executable
