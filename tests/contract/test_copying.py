@@ -109,7 +109,7 @@ async def test_a_version_is_loaded_once_and_only_when_it_is_complete(
     source = f"{aside}/" if way[0] == "rsync" else str(aside)
     await run(*way, source, repository / "echo" / "1")
     await server.line("echo:1 READY")
-    assert await answer(url) == "a"
+    await eventually(lambda: answer(url), lambda text: text == "a")  # a worker connects
     assert starts(server) == 1
     assert not [line for line in server.lines if "echo:1 cannot" in line]
 

@@ -57,6 +57,7 @@ async def test_models_and_versions_come_and_go(
     write_fake_version(aside, answer="1")
     (aside / "echo").rename(repository / "echo")
     await server.line("echo:1 READY")
+    await eventually(lambda: ask(url), lambda reply: reply == (200, "1"))  # a worker connects
     traffic = Traffic.start(url, tokens=1)
     await traffic.until("1")
     write_fake_version(aside, version=2, answer="2")
