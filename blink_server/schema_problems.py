@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,11 @@ def _expected(error: ValidationError) -> str:
         case "type":
             names = [bound] if isinstance(bound, str) else bound
             return "must be " + " or ".join(_TYPES[name] for name in names) + _fields(schema, names)
+        case "enum":
+            choices = (each if isinstance(each, str) else json.dumps(each) for each in bound)
+            return f"must be one of {', '.join(choices)}"
+        case "const":
+            return f"must be {bound if isinstance(bound, str) else json.dumps(bound)}"
         case "minimum":
             return f"must be at least {bound}"
         case "maximum":
