@@ -22,6 +22,8 @@ from blink_server.repository.names import VERSION_RULE, parse_version
 from blink_server.schema_problems import nearest
 from blink_server.schemas import limit_bounds
 
+_OF_THEIR_OWN = {"name": "engine", "target": "target"}  # fields of config.json's engine
+
 
 def _settings(
     context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
@@ -32,6 +34,8 @@ def _settings(
         name, separator, value = pair.partition("=")
         if not separator or not name:
             raise click.BadParameter(f"{pair!r} is not NAME=VALUE")
+        if name in _OF_THEIR_OWN:
+            raise click.BadParameter(f"{pair!r}: use --{_OF_THEIR_OWN[name]}")
         try:
             settings[name] = json.loads(value)
         except ValueError:

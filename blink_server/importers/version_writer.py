@@ -20,7 +20,7 @@ from blink_server.config import (
 )
 from blink_server.errors import InvalidModel
 from blink_server.importers.checkpoint import Checkpoint
-from blink_server.importers.failure import ModelImportError, os_errors_named
+from blink_server.importers.failure import ModelImportError, os_errors_named, problems_named
 from blink_server.importers.origin import copy_files, rebuilt_config
 from blink_server.importers.scratch import scratch_directory
 from blink_server.repository.names import MODEL_NAME_RULE, is_model_name, parse_version
@@ -92,17 +92,18 @@ def write_version(
     with os_errors_named(destination.repository):
         destination.repository.mkdir(parents=True, exist_ok=True)
         with scratch_directory(destination.repository, SCRATCH_PREFIX) as work:
-            built = backend.build(
-                checkpoint, work, limits=limits, options=options, progress=progress
-            )
-            progress("write", 0.0)
-            if origin is None:
-                _write_files(work, checkpoint, backend.name, built)
-            else:
-                copy_files(origin, work, built)
-                config = rebuilt_config(origin, backend.name, built)
-                _write_texts(work, _engine_texts(config, built))
-            version, lacks = _check_written(work, backend, destination)
+            with problems_named(work, destination.directory()):
+                built = backend.build(
+                    checkpoint, work, limits=limits, options=options, progress=progress
+                )
+                progress("write", 0.0)
+                if origin is None:
+                    _write_files(work, checkpoint, backend.name, built)
+                else:
+                    copy_files(origin, work, built)
+                    config = rebuilt_config(origin, backend.name, built)
+                    _write_texts(work, _engine_texts(config, built))
+                version, lacks = _check_written(work, backend, destination)
             limits_told = _tell_limits(checkpoint, version, backend.estimate(version))
             _sync_tree(work)
             directory = _publish(work, destination)

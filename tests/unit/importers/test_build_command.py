@@ -133,21 +133,23 @@ def test_a_build_that_is_stopped_leaves_nothing(
         (["--engine", "tensort"], "no plugin offers the engine 'tensort'; did you mean 'tensorrt'"),
         ([*RTX, "--set", "flavor=rtx"], "engine.flavor: is 'rtx'; use one of flavour, target"),
         ([*RTX, "--set", "block_size=48"], "engine.block_size: is 48; must be one of 16, 32"),
-        ([*RTX, "--set", "capture=later"], "engine.capture: is 'later'"),
+        (
+            [*RTX, "--set", "capture=later"],
+            "engine.capture: is 'later'; must be one of all",
+        ),
         ([*RTX, "--set", "block_count=1"], "engine.block_count: is 1; must be at least 2"),
         ([*RTX, "--set", "plugin=rust"], "engine.plugin: is 'rust'"),
         ([*RTX, "--set", "device=gpu"], "engine.device: is 'gpu'; must be the number of a GPU"),
         ([*RTX, "--set", "attention=plugin", "--target", "sm_89"], "takes no plugins"),
         ([*RTX, "--target", "sm_89", "--context-length", "65"], "the model was made for 64"),
-        pytest.param(
-            [*RTX, "--target", "sm_90"], "must be one of sm_75, sm_80, sm_86", marks=needs_rtx
-        ),
+        pytest.param([*RTX, "--target", "sm_90"], "must be one of sm_80, sm_86", marks=needs_rtx),
+        pytest.param([*RTX, "--target", "sm_75"], "is 'sm_75'; must be one of", marks=needs_rtx),
         pytest.param(
             [*RTX], "engine.target: give one to blink-server build, as sm_89", marks=no_gpu
         ),
         pytest.param(
             ["--engine", "tensorrt", "--set", "flavour=full", "--target", "sm_90"],
-            "TensorRT builds on the GPU that is to serve, and this one has none",
+            "TensorRT builds on the GPU that is to serve, and this machine has none",
             marks=no_gpu,
         ),
         (["--engine", "scripted"], "it builds no models"),
@@ -157,9 +159,30 @@ def test_a_build_that_is_stopped_leaves_nothing(
 def test_what_cannot_be_built_is_refused_by_name(
     repository: Path, arguments: list[str], message: str
 ) -> None:
-    assert message in failure(build(repository, *arguments))
+    told = failure(build(repository, *arguments))
+    assert message in told
+    assert ".import-" not in told
     assert [path.name for path in repository.iterdir()] == ["tiny"]
     assert [path.name for path in (repository / "tiny").iterdir()] == ["1"]
+
+
+def test_a_problem_is_told_of_the_version_that_was_to_be(repository: Path) -> None:
+    told = failure(build(repository, *RTX, "--set", "block_size=48"))
+    assert told.startswith(f"{repository}/tiny/2/config.json: engine.block_size")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("block_size", "'block_size' is not NAME=VALUE"),
+        ("name=cuda", "use --engine"),
+        ("target=sm_80", "use --target"),
+    ],
+)
+def test_a_setting_that_is_none_is_refused(repository: Path, setting: str, message: str) -> None:
+    result = build(repository, *RTX, "--target", "sm_89", "--set", setting)
+    assert result.exit_code == 2
+    assert message in result.output
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def _misfits(options: BuildOptions, file: Path, here: str) -> Iterator[Problem]:
         expected = "give one to blink-server build, as sm_89: this machine has no GPU"
         yield Problem(file, "engine.target", None, expected)
     elif not flavour.cross_builds and target != here:
-        found = f"this one's is {here}" if here else "this one has none"
+        found = f"this machine's is {here}" if here else "this machine has none"
         expected = f"{flavour.title} builds on the GPU that is to serve, and {found}"
         yield Problem(file, "engine.target", target, expected, of_machine=True)
     if options.attention == PLUGIN and not flavour.plugins:

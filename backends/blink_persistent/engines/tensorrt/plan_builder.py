@@ -24,6 +24,7 @@ from blink_server.errors import EngineFailure
 from blink_server.importers.checkpoint import Architecture
 
 _MOST_ELEMENTS = 2**31 - 1  # of a tensor
+_LEAST_CAPABILITY = 80  # that has bfloat16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +87,9 @@ def write_plan(
 
 
 def targets(rtx: Any) -> list[str]:
-    """What `write_plan` takes for `target`, of TensorRT for RTX."""
+    """What `write_plan` takes for `target`, of TensorRT for RTX: what computes in bfloat16."""
     names = (re.fullmatch(r"SM(\d+)", name) for name in rtx.ComputeCapability.__members__)
-    return [f"sm_{name[1]}" for name in names if name]
+    return [f"sm_{name[1]}" for name in names if name and int(name[1]) >= _LEAST_CAPABILITY]
 
 
 def _set_target(rtx: Any, config: Any, target: str) -> None:
