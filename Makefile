@@ -10,7 +10,7 @@ SOURCES := CMakeLists.txt $(shell find $(NATIVE) -type f)
 CHECKED := blink_server backends plugins tests tools
 CXX_SOURCES := $(shell find $(NATIVE) -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo stop test test-all test-browser test-rdma coverage lint format bench bench-llama bench-steps bench-tokenizer stubs clean
+.PHONY: help demo stop test test-all test-browser test-rdma test-gpu coverage lint format bench bench-llama bench-steps bench-tokenizer stubs clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -23,6 +23,7 @@ help:
 	@echo "make test-all    the same and the tests marked slow, which use the real model"
 	@echo "make test-browser  the console in the system's Chromium (a minute)"
 	@echo "make test-rdma   the tests of RDMA, in a small virtual machine with two software devices"
+	@echo "make test-gpu    the tests that need an NVIDIA GPU; installs PyTorch"
 	@echo "make coverage    the fast tests, and which lines and branches they do not reach"
 	@echo "make bench       measure the server on this machine against its targets"
 	@echo "make bench-llama the same against llama.cpp, which it builds first (minutes)"
@@ -45,6 +46,10 @@ $(VENV)/installed-dev: pyproject.toml $(SOURCES)
 	@$(PYTHON) tools/set_up.py $(VENV) dev bench
 	@touch $@ $(VENV)/installed
 
+$(VENV)/installed-gpu: pyproject.toml $(SOURCES)
+	@$(PYTHON) tools/set_up.py $(VENV) dev bench cuda
+	@touch $@ $(VENV)/installed $(VENV)/installed-dev
+
 demo: $(VENV)/installed
 	@$(BIN)/python tools/demo.py run --port $(PORT) $(if $(filter-out 0,$(DEMO_EXIT)),--exit)
 
@@ -62,6 +67,9 @@ test-browser: $(VENV)/installed-dev
 
 test-rdma: $(VENV)/installed-dev
 	tests/rdma/run.sh
+
+test-gpu: $(VENV)/installed-gpu
+	$(BIN)/python -m pytest -m gpu tests/gpu tests/parity
 
 coverage: $(VENV)/installed-dev
 	$(BIN)/coverage erase
