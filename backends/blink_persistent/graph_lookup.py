@@ -79,7 +79,10 @@ def mixed_lookup(
             or key.tokens > grid.max_prefill_tokens
             or key.rows > grid.max_rows
         ):
-            raise ValueError(f"{key} goes beyond the largest decode or prefill key")
+            raise ValueError(
+                f"the key of {key.sequences} sequences, {key.tokens} tokens and {key.rows} rows "
+                "goes beyond the largest decode or prefill key"
+            )
     columns = -(-grid.max_mixed_tokens // granularity)
     table = np.full((grid.max_rows, columns), NO_GRAPH, np.uint16)
     least_first = sorted(

@@ -98,12 +98,14 @@ def _problems(version: ModelVersion, given: dict[str, Any]) -> Iterator[Problem]
     if given.get("weights", "file") not in _SOURCES:
         yield problem("weights", f"must be one of {', '.join(_SOURCES)}")
     if _is_random(given):
-        if given.get("model") not in ARCHITECTURES:
+        if given.get("model") not in tuple(ARCHITECTURES):
             yield problem("model", f"must be one of {', '.join(ARCHITECTURES)} for random weights")
         if "file" in given:
             yield problem("file", "must be left out: random weights come from no file")
     elif "model" in given:
         yield problem("model", 'must be left out: only "weights": "random" have a shape by name')
+    if not isinstance(given.get("file", WEIGHT_FILE), str):
+        yield problem("file", "must be a string")
     if given.get("dtype", DTYPE) != DTYPE:
         yield problem("dtype", f"must be {DTYPE!r}")
     if given.get("block_size", DEFAULT_BLOCK_SIZE) not in BLOCK_SIZES:

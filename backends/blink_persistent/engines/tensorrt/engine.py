@@ -14,7 +14,7 @@ from blink_persistent.engines.cuda.engine import kv_entry_bytes, workspace_bytes
 from blink_persistent.engines.place import GpuPlace, gpu_place
 from blink_persistent.engines.tensorrt.options import TensorRtOptions, read_options
 from blink_persistent.gpu.presence import architecture
-from blink_persistent.graph_grid import GraphGrid
+from blink_persistent.graph_grid import GraphGrid, grid_of
 from blink_persistent.samplers.default_cuda import scratch_bytes
 from blink_server.backend import BuildResult, ModelVersion
 from blink_server.errors import InvalidModel, MemoryRefused, Problem, Unavailable
@@ -56,10 +56,7 @@ class TensorRtEngine:
         What TensorRT needs for a step is known when the plan is loaded; here it is taken to be
         what the engine `cuda` needs. All that the memory fraction leaves becomes KV memory too.
         """
-        from blink_server.config import load_graph_grid
-
-        options = read_options(version)
-        grid = GraphGrid.from_json(load_graph_grid(version.directory))
+        options, grid = read_options(version), grid_of(version)
         shape, tokens = options.plan.architecture, max(grid.max_rows, grid.max_prefill_tokens)
         step = workspace_bytes(shape, tokens, max(grid.max_rows, grid.max_sequences))
         blocks = options.block_count or 1 + options.plan.max_blocks

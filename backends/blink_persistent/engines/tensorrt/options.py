@@ -26,9 +26,8 @@ from blink_persistent.engines.tensorrt.plugin_attention import (
     PYTHON,
     library_problem,
 )
-from blink_persistent.graph_grid import DECODE, MIXED, PHASES, GraphGrid, GraphKey
+from blink_persistent.graph_grid import DECODE, MIXED, PHASES, GraphKey, grid_of
 from blink_server.backend import ModelVersion
-from blink_server.config import load_graph_grid
 from blink_server.errors import InvalidModel, Problem
 from blink_server.importers.checkpoint import Architecture
 from blink_server.schema_problems import problems_of
@@ -155,7 +154,7 @@ def _misfits(version: ModelVersion, options: TensorRtOptions) -> Iterator[Proble
 def grid_problems(version: ModelVersion, plan: PlanDescription) -> Iterator[Problem]:
     """Keys of graph_grid.json that the plan cannot run."""
     file = version.directory / "graph_grid.json"
-    grid = GraphGrid.from_json(load_graph_grid(version.directory))
+    grid = grid_of(version)
     for key in plan.uncovered(grid):
         expected = _covered(plan, key.phase)
         yield Problem(file, PHASES[key.phase], _told(key), expected)
@@ -166,7 +165,7 @@ def grid_problems(version: ModelVersion, plan: PlanDescription) -> Iterator[Prob
 
 def _covered(plan: PlanDescription, phase: int) -> str:
     if phase == MIXED:
-        return "plans have no mixed steps: take the key out"
+        return "plans have no mixed steps: take the key out, or have limits.prefill 'alternating'"
     held = plan.decode if phase == DECODE else plan.prefill
     return (
         f"the plan's profiles hold up to {held.sequences} sequences and {held.tokens} tokens: "

@@ -45,7 +45,9 @@ def version(
     [
         ({"weights": "zeros"}, "engine.weights", "must be one of file, random"),
         ({"weights": "random"}, "engine.model", "must be one of smollm2-135m"),
+        ({"weights": "random", "model": ["llama-3-8b"]}, "engine.model", "must be one of smollm2"),
         ({**RANDOM, "file": "x"}, "engine.file", "must be left out"),
+        ({"file": ["x"]}, "engine.file", "must be a string"),
         ({"model": "llama-3-8b"}, "engine.model", "must be left out"),
         ({**RANDOM, "block_size": 48}, "engine.block_size", "must be one of 16, 32"),
         ({**RANDOM, "block_count": 1}, "engine.block_count", "2 or more"),

@@ -122,6 +122,14 @@ def test_a_coarser_grid_within_the_plans_is_right(tmp_path: Path) -> None:
     assert check(tmp_path, keys(**coarse)) == []
 
 
+def test_mixed_keys_that_are_not_used_are_right(tmp_path: Path) -> None:
+    def alternating(directory: Path, config: dict[str, Any]) -> None:
+        keys(mixed=[{"sequences": 2, "tokens": 64, "rows": 4}])(directory, config)
+        config["limits"]["prefill"] = "alternating"
+
+    assert check(tmp_path, alternating) == []
+
+
 def test_a_plugin_library_that_is_not_there_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
