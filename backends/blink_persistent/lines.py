@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 _PART = 4096
@@ -75,3 +76,16 @@ class LineSocket:
     def close(self) -> None:
         """End the connection."""
         self._connection.close()
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening Unix socket for this user alone. Raises OSError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return listener

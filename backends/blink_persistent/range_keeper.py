@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blink_persistent.lines import LineSocket
+from blink_persistent.lines import LineSocket, listen
 from blink_persistent.ring import LAYOUT_HASH
 from blink_server.errors import BlinkError
 
@@ -80,7 +80,7 @@ class RangeKeeper:
         for process in self._dying:
             os.close(process)
         for lease in self._leases:
-            self.revoke(lease)
+            self._is_revoked(lease)
         for lease in (*self._leases, *self._queue):
             lease.link.close()
         os.close(self._stop_pipe)
@@ -93,7 +93,10 @@ class RangeKeeper:
         """An owner has said something after the handshake; there is nothing that it must say."""
 
     def revoke(self, lease: Lease) -> None:
-        """Let nothing of the owner's land any more, where its connection's end does not do so."""
+        """Let nothing of the owner's land any more, where its connection's end does not do so.
+
+        Raises BlinkError where that cannot be had.
+        """
 
     def begin_reclaim(self, range_: int) -> None:
         """Write cancel = release = submit for each of its slots: its owner is gone."""
@@ -180,7 +183,8 @@ class RangeKeeper:
         try:
             lease.link.send(answer, descriptors)
         except OSError:
-            self.revoke(lease)
+            if not self._is_revoked(lease):
+                self._free.difference_update(lease.ranges)
             raise
         self._free.difference_update(lease.ranges)
         self._leases.append(lease)
@@ -192,7 +196,8 @@ class RangeKeeper:
         try:
             for line in lease.link.messages():
                 if line.get("type") == "detach":
-                    lease.detached = True
+                    # Not once its connection ends: it may ask for ranges anew before that is seen.
+                    lease.detached = lease.link.ended = True
                 else:
                     self.hear(lease, line)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -226,26 +231,24 @@ class RangeKeeper:
 
     def _take_back(self, lease: Lease) -> None:
         self._leases.remove(lease)
-        self.revoke(lease)
+        if not self._is_revoked(lease):
+            return
         for range_ in lease.ranges:
             log.info("process %d has given up range %d", lease.pid, range_)
             self.begin_reclaim(range_)
             self._reclaiming.add(range_)
 
+    def _is_revoked(self, lease: Lease) -> bool:
+        """Try it; a range in which something may still land must be nobody else's."""
+        try:
+            self.revoke(lease)
+        except BlinkError as error:
+            what = "process %d may still write to its %d ranges, which stay out of use: %s"
+            log.error(what, lease.pid, len(lease.ranges), error)
+            return False
+        return True
+
 
 def _refuse(lease: Lease, reason: str) -> None:
     lease.link.send({"type": "refused", "reason": reason})
     lease.link.close()
-
-
-def listen(path: Path) -> socket.socket:
-    """A listening Unix socket for this user alone. Raises OSError."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(str(path))
-        path.chmod(0o600)
-        listener.listen()
-    except OSError:
-        listener.close()
-        raise
-    return listener

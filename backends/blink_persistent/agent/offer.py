@@ -24,8 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from blink_persistent.lines import LineSocket
-from blink_persistent.range_keeper import listen
+from blink_persistent.lines import LineSocket, listen
 from blink_persistent.ring import LAYOUT_HASH
 
 log = logging.getLogger(__name__)

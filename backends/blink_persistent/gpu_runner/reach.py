@@ -17,8 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from blink_persistent.lines import LineSocket
-from blink_persistent.range_keeper import listen
+from blink_persistent.lines import LineSocket, listen
 from blink_server.errors import Unavailable
 
 OWNER_MODULE = "blink_persistent.gpu_runner"

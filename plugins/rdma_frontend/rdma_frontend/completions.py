@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from blink_persistent.agent.port import PortLost
-from rdma_frontend.device import Device
+from rdma_frontend.device import Device, refusals_named
 from rdma_frontend.verbs import verbs
 
 _EVENTS = "anon_inode:[infinibandevent]"
@@ -25,6 +25,11 @@ class CompletionQueue:
     """
 
     def __init__(self, device: Device, entries: int) -> None:
+        """Raises Unavailable."""
+        with refusals_named(f"RDMA device {device.name!r}: no completion queue"):
+            self._make(device, entries)
+
+    def _make(self, device: Device, entries: int) -> None:
         v = verbs()
         with _making:
             before = _event_descriptors()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,15 @@ _NOT_READY_TIMER, _NOT_READY_RETRIES = 12, 7  # the receiver has no buffer: 0.64
 _READS_AT_ONCE = 16
 
 
+@contextlib.contextmanager
+def refusals_named(what: str) -> Iterator[None]:
+    """Turn an error of verbs inside into Unavailable that begins with `what`."""
+    try:
+        yield
+    except verbs().PyverbsError as error:
+        raise Unavailable(f"{what}: {error}") from error
+
+
 class Device:
     """A device's first port, which must speak RoCE v2. `close` ends all that was made on it."""
 
@@ -30,14 +39,12 @@ class Device:
         """Raises Unavailable naming the device and what is wrong with it."""
         v = verbs()
         self.name = name
-        try:
+        with refusals_named(f"RDMA device {name!r}"):
             self.context = v.Context(name=name)
             port = self.context.query_port(PORT)
             self.reads_at_once = min(_READS_AT_ONCE, self.context.query_device().max_qp_rd_atom)
             self.gid_index, self.gid = _roce_v2_gid(name, self.context)
             self.protection = v.PD(self.context)
-        except v.PyverbsError as error:
-            raise Unavailable(f"RDMA device {name!r}: {error}") from error
         if port.state != v.e.IBV_PORT_ACTIVE:
             raise Unavailable(f"RDMA device {name!r}: its port is not active")
         self.mtu = int(port.active_mtu)
@@ -47,13 +54,9 @@ class Device:
 
         Never with relaxed ordering: the ring rests on the order of writes.
         """
-        v = verbs()
-        try:
-            return v.MR(self.protection, length, access, address=address)
-        except v.PyverbsError as error:
-            raise Unavailable(
-                f"RDMA device {self.name!r} cannot register {length} bytes (see ulimit -l): {error}"
-            ) from error
+        what = f"RDMA device {self.name!r} cannot register {length} bytes (see ulimit -l)"
+        with refusals_named(what):
+            return verbs().MR(self.protection, length, access, address=address)
 
     def close(self) -> None:
         """Queue pairs, regions and queues first, then the device."""
@@ -87,11 +90,9 @@ class Connection:
         attributes = v.QPInitAttr(
             qp_type=v.e.IBV_QPT_RC, scq=queue, rcq=queue, cap=capacity, sq_sig_all=0
         )
-        try:
+        with refusals_named(f"RDMA device {device.name!r}: no queue pair"):
             self.pair = v.QP(device.protection, attributes)
             self.pair.to_init(self._attributes())
-        except v.PyverbsError as error:
-            raise Unavailable(f"RDMA device {device.name!r}: no queue pair: {error}") from error
 
     def name(self) -> dict[str, Any]:
         """What the peer must know, as JSON."""
@@ -121,10 +122,8 @@ class Connection:
             attributes.ah_attr = v.AHAttr(port_num=PORT, is_global=1, gr=route)
         except (KeyError, TypeError, ValueError, OverflowError, v.PyverbsError) as error:
             raise ValueError(f"no name of a queue pair: {peer!r} ({error!r})") from None
-        try:
+        with refusals_named(f"the queue pair {peer!r} cannot be reached"):
             self.pair.to_rts(attributes)
-        except v.PyverbsError as error:
-            raise Unavailable(f"the queue pair {peer!r} cannot be reached: {error}") from error
 
     def destroy(self) -> None:
         """Let nothing of the peer's land any more; what is in the queue ends with an error."""

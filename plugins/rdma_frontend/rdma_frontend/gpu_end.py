@@ -87,9 +87,14 @@ class GpuEnd(HostEnd):
             raise
 
     def close(self) -> None:
-        """Queue pair to ERR and destroyed, regions deregistered, then the device."""
-        super().close()
-        self._opened.close()
+        """Queue pair to ERR and destroyed, regions deregistered, then the device.
+
+        Raises Unavailable.
+        """
+        try:
+            super().close()
+        finally:
+            self._opened.close()
 
 
 def _access(region: Region) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from blink_persistent.agent.port import Region, header_of, parts
 from blink_persistent.ring import HEADER
 from rdma_frontend.completions import CompletionQueue
-from rdma_frontend.device import Buffer, Connection, Device
+from rdma_frontend.device import Buffer, Connection, Device, refusals_named
 from rdma_frontend.stitched import Stitched
 from rdma_frontend.verbs import verbs
 
@@ -123,17 +123,24 @@ class HostEnd:
         return rings > 0
 
     def revoke(self) -> None:
-        """Destroy the queue pair, then deregister the memory; nothing of the agent's lands now."""
+        """Destroy the queue pair, then deregister the memory; nothing of the agent's lands now.
+
+        Raises Unavailable where the device refuses: then something may land still.
+        """
         self._connection = None
-        self._held.close()
+        with refusals_named(f"RDMA device {self._device.name!r} keeps the agent's connection"):
+            self._held.close()
 
     def close(self) -> None:
-        """Revoke, and let go."""
-        self.revoke()
-        self._completions.close()
+        """Revoke, and let go. Raises Unavailable."""
+        try:
+            self.revoke()
+        finally:
+            self._completions.close()
 
     def _await_rings(self, connection: Connection, count: int) -> None:
         v = verbs()
-        for _ in range(count):
-            nothing = v.SGE(self._unused.address, 8, self._unused.key)
-            connection.pair.post_recv(v.RecvWR(num_sge=1, sg=[nothing]))
+        with refusals_named(f"RDMA device {self._device.name!r}: no room for rings"):
+            for _ in range(count):
+                nothing = v.SGE(self._unused.address, 8, self._unused.key)
+                connection.pair.post_recv(v.RecvWR(num_sge=1, sg=[nothing]))

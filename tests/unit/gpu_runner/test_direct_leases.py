@@ -284,6 +284,40 @@ async def test_a_device_that_is_not_there_takes_no_range(machine: Machine) -> No
             await machine.gate()
 
 
+async def test_a_device_that_gives_no_queue_takes_no_range(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise machine.fake.PyverbsError("no memory")
+
+    machine.open()
+    with monkeypatch.context() as patched:
+        patched.setattr(machine.fake, "CQ", refuse)
+        with pytest.raises(Unavailable, match="'mlx5_0': no completion queue: no memory"):
+            await machine.gate()
+    async with gate_to(machine, 2) as gate:
+        assert (await gate.offer())["ranges"] == 2
+
+
+async def test_a_range_in_which_something_may_still_land_is_nobody_elses(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> None:
+        raise machine.fake.PyverbsError("busy")
+
+    machine.open()
+    gate = await machine.gate()
+    await gate.offer()
+    (pair,) = machine.fake.pairs.values()
+    monkeypatch.setattr(pair, "close", refuse)
+    gate.close()
+    with pytest.raises(Unavailable, match="1 of the ring's 2 ranges are free"):
+        await machine.gate(2)
+    async with gate_to(machine) as other:
+        assert (await other.offer())["first_range"] == HOST_RANGES + 1
+    assert "stay out of use: RDMA device 'mlx5_0' keeps the agent's connection" in caplog.text
+
+
 async def test_nonsense_is_answered_and_ends_nothing(machine: Machine) -> None:
     machine.open()
     async with gate_to(machine) as gate:
