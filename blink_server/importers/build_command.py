@@ -11,7 +11,7 @@ from rich.console import Console
 
 from blink_server.backend import Backend, ModelVersion, SourceBackend
 from blink_server.config import load_model_config
-from blink_server.errors import InvalidModel
+from blink_server.errors import BlinkError, InvalidModel
 from blink_server.importers.failure import ModelImportError
 from blink_server.importers.job import check_engine
 from blink_server.importers.report import print_result, stages_shown
@@ -122,7 +122,7 @@ def build_command(
 def _open(directory: Path, number: str, plugins: Plugins) -> tuple[ModelVersion, Backend, Any]:
     """The version to build of, its backend, and its weights.
 
-    Raises `ModelImportError` where no version keeps any.
+    Raises InvalidModel, `ModelImportError` where no version keeps any: why not the newest.
     """
     if number and parse_version(number) is None:
         raise ModelImportError(f"the version {number!r} must be {VERSION_RULE}")
@@ -130,11 +130,11 @@ def _open(directory: Path, number: str, plugins: Plugins) -> tuple[ModelVersion,
     versions = (
         [int(number)] if number else sorted((v for v in found if v is not None), reverse=True)
     )
-    why: InvalidModel | None = None
+    why: BlinkError | None = None
     for version in versions:
         try:
             return _open_version(directory, version, plugins)
-        except InvalidModel as error:
+        except (InvalidModel, ModelImportError) as error:
             why = why or error
     if why is None:
         raise ModelImportError(f"{directory} has no version to build of")

@@ -205,7 +205,11 @@ def test_an_engine_that_keeps_no_weights_is_named(repository: Path) -> None:
     assert "engine.name: is 'scripted'; keeps no weights" in refused
 
 
-def test_a_setting_without_a_value_is_no_setting(repository: Path) -> None:
-    result = build(repository, "--engine", "tensorrt", "--set", "flavour")
-    assert result.exit_code == 2
-    assert "'flavour' is not NAME=VALUE" in result.output
+def test_versions_that_give_no_weights_away_are_passed_over(repository: Path) -> None:
+    for number, changed in (("2", {"backend": "echo"}), ("3", {"engine": {"name": "scripted"}})):
+        newer = Path(shutil.copytree(repository / "tiny" / "1", repository / "tiny" / number))
+        config = json.loads((newer / "config.json").read_text())
+        (newer / "config.json").write_text(json.dumps(config | changed))
+    result = build(repository, "--engine", "cuda")
+    assert result.exception is None, result.output
+    assert "built of tiny:1" in result.output
