@@ -40,9 +40,11 @@ class StreamRecorder:
         if refused.node is None:
             return ""
         nodes = self._nodes(self._gpu.driver.CUgraph(graph))
+        numbers = [int(node) for node in nodes]
+        if int(refused.node) not in numbers:  # it may be a node of a graph in this one
+            return ""
         names = [self._gpu.node_name(node) for node in nodes]
-        place = [int(node) for node in nodes].index(int(refused.node))
-        return tell_layer(names, place, self._layers())
+        return tell_layer(names, numbers.index(int(refused.node)), self._layers())
 
     def _end_failed_capture(self) -> None:
         """What failed says why; the graph, if there is one, is worth nothing."""

@@ -87,6 +87,16 @@ def test_a_step_that_cannot_be_launched_from_the_device_names_its_layer(
     assert "enqueued by the layer 'layers.0/attention' or one soon after it" in told
 
 
+def test_a_refused_node_that_is_not_the_graphs_own_hides_no_reason(
+    tmp_path: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine(driver, NAMES, ["gemm_a_128", "host"], LAYERS)
+    monkeypatch.setattr(driver, "_graph_get_nodes", lambda graph, count: ([], 0))
+    told = failure(fake_version(tmp_path), fake_tensorrt(engine), driver)
+    assert told.startswith("the prefill step of 2 sequences, 64 tokens cannot be captured: ")
+    assert told.endswith("NODE: HOST)")
+
+
 def test_what_was_taken_by_a_version_that_fails_is_given_back(
     tmp_path: Path, driver: FakeDriver
 ) -> None:
