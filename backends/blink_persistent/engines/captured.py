@@ -72,6 +72,7 @@ class CapturedEngine:
             block_count=block_count,
             eos_token_ids=tuple(version.config["eos_token_ids"]),
             token_granularity=TOKEN_GRANULARITY,
+            deterministic=version.config.get("deterministic", False),
             prefill_chunk=version.config["limits"].get("prefill_chunk", 0),
         )
         self.shape = EngineShape(
@@ -82,6 +83,7 @@ class CapturedEngine:
             block_size=block_size,
             block_count=block_count,
             rows_movable=True,
+            deterministic=self.limits.deterministic,
             prefill_chunk=self.limits.prefill_chunk,
         )
         self.tables = allocate_engine(self.gpu, self.grid, self.limits, self.first_graphs)

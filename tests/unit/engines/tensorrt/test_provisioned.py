@@ -75,6 +75,17 @@ def test_a_graph_is_the_plans_kernels_and_the_sampler(served: Any, driver: FakeD
     assert all(served.graphs)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_paused_requests_resume_as_the_config_says(
+    tmp_path: Path, driver: FakeDriver, engine: FakeEngine, deterministic: bool
+) -> None:
+    version = fake_version(tmp_path)
+    version.config["deterministic"] = deterministic  # type: ignore[index]
+    made = provision(version, fake_tensorrt(engine), driver)
+    assert (made.shape.deterministic, made.tables.deterministic) == (deterministic, deterministic)
+    made.close()
+
+
 def test_keys_are_run_and_waited_for_before_any_is_captured(
     served: Any, driver: FakeDriver
 ) -> None:
