@@ -20,7 +20,7 @@ from blink_server.backend import Backend, Endpoint, ModelVersion, Session
 from blink_server.model_events import ModelStateChange
 
 if TYPE_CHECKING:
-    from blink_server.http.metrics import FinishedRequest
+    from blink_server.finished_request import FinishedRequest
     from blink_server.http.models import ModelDirectory
     from blink_server.importers.importer import Importer
     from blink_server.text.tokenizers import Tokenizer

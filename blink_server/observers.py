@@ -9,7 +9,7 @@ from blink_server.model_events import ModelStateChange
 from blink_server.plugin_door import Door
 
 if TYPE_CHECKING:
-    from blink_server.http.metrics import FinishedRequest
+    from blink_server.finished_request import FinishedRequest
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from blink_server.backend import FinishReason, RequestTiming, TokenEvent, TokenStream, TokenUsage
 from blink_server.errors import EngineFailure
-from blink_server.http.metrics import FinishedRequest, Metrics
+from blink_server.finished_request import FinishedRequest
+from blink_server.http.metrics import Metrics
 from blink_server.http.models import Lease
 from blink_server.http.openai_requests import ChatRequest
 from blink_server.http.prepare import AnyRequest

@@ -6,12 +6,10 @@ Names, labels and buckets are those of the conventions' `gen_ai.server.*`, dots 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Histogram
 
-if TYPE_CHECKING:
-    from blink_server.http.metrics import FinishedRequest
+from blink_server.finished_request import FinishedRequest
 
 _DURATION = tuple(0.01 * 2**power for power in range(14))
 _FIRST = (

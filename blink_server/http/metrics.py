@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
 from prometheus_client.core import Metric
 
-from blink_server.backend import RequestTiming
+from blink_server.finished_request import FinishedRequest
 from blink_server.http.gen_ai_metrics import GenAiMetrics
 from blink_server.http.shared_metrics import SharedMetrics
 from blink_server.http.triton_metrics import TritonMetrics
@@ -26,54 +25,6 @@ if TYPE_CHECKING:
 
 # When one worker began to count says nothing of all.
 disable_created_metrics()  # type: ignore[no-untyped-call]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedRequest:
-    """One choice that has ended. Times are nanoseconds of CLOCK_MONOTONIC in this worker.
-
-    `operation`: "chat" or "text_completion". `outcome`: "stop", "length", "abort" (the client went
-    away) or "error". `timing`: the scheduler's time stamps, None where the end was not waited for.
-    `request_id`: what the header `X-Request-Id` and log lines say.
-    """
-
-    model: str
-    version: int
-    operation: str
-    outcome: str
-    prompt_tokens: int
-    generated_tokens: int
-    received_ns: int
-    first_token_ns: int | None
-    finished_ns: int
-    timing: RequestTiming | None
-    submitted_ns: int = 0
-    request_id: str = ""
-    trace_id: str = ""
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether its client got a whole answer."""
-        return self.outcome in ("stop", "length")
-
-    @property
-    def seconds(self) -> float:
-        """From the request's arrival to its end."""
-        return (self.finished_ns - self.received_ns) / 1e9
-
-    @property
-    def first_token_seconds(self) -> float | None:
-        """From the request's arrival to the first token."""
-        if self.first_token_ns is None:
-            return None
-        return (self.first_token_ns - self.received_ns) / 1e9
-
-    @property
-    def seconds_per_token(self) -> float | None:
-        """Mean of the tokens after the first."""
-        if self.first_token_ns is None or self.generated_tokens < 2:
-            return None
-        return (self.finished_ns - self.first_token_ns) / 1e9 / (self.generated_tokens - 1)
 
 
 class Metrics:

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from blink_server.http.metrics import FinishedRequest
+from blink_server.finished_request import FinishedRequest
 
 _CLOSE_SECONDS = 2.0
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
-if TYPE_CHECKING:
-    from blink_server.http.metrics import FinishedRequest
+from blink_server.finished_request import FinishedRequest
 
 _LABELS = ("model", "version")
 _STAGES = ("queue", "compute_input", "compute_infer", "compute_output")

@@ -12,9 +12,10 @@ import falcon.testing
 import pytest
 
 from blink_server.errors import Unavailable
+from blink_server.finished_request import FinishedRequest
 from blink_server.hookspecs import hookimpl
 from blink_server.http.app import create_app
-from blink_server.http.metrics import FinishedRequest, Metrics
+from blink_server.http.metrics import Metrics
 from blink_server.http.models import ModelDirectory
 from blink_server.http.plugin_routes import add_plugin_routes, check_plugin_routes
 from blink_server.http.settings import ServerSettings, key_digest

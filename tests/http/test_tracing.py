@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
 
 from blink_server.backend import RequestTiming
-from blink_server.http.metrics import FinishedRequest
+from blink_server.finished_request import FinishedRequest
 from blink_server.http.tracing import Tracer, clock_offset, otlp_tracer
 from blink_server.testing.fake_backend import TIMING
 from blink_server.testing.otlp_collector import OtlpCollector, otlp_collector

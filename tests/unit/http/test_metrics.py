@@ -16,9 +16,10 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
 
 from blink_server.backend import RequestTiming
+from blink_server.finished_request import FinishedRequest
 from blink_server.http import shared_metrics
 from blink_server.http.exposition import expose
-from blink_server.http.metrics import FinishedRequest, Metrics
+from blink_server.http.metrics import Metrics
 from blink_server.http.shared_metrics import fold_worker
 
 WORKER = """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
+from blink_server.finished_request import FinishedRequest
 from blink_server.hookspecs import hookimpl
-from blink_server.http.metrics import FinishedRequest
 from blink_server.model_events import ModelStateChange
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from blink_server.http.metrics import FinishedRequest
+from blink_server.finished_request import FinishedRequest
 from blink_server.model_events import ModelStateChange
 from blink_server.testing.skeletons.observer import plugin
 from blink_server.testing.with_plugin import plugins_with
