@@ -241,8 +241,8 @@ def blink_model_state_changed(change: ModelStateChange) -> None:
 def blink_request_finished(request: FinishedRequest) -> None:
     """A choice of a request has ended, however it did. Called in its worker, on its event loop.
 
-    `blink_server.http.metrics.FinishedRequest` has its tokens and all its times, the scheduler's
-    too. It must return at once; what it raises is logged, and changes nothing.
+    `blink_server.finished_request.FinishedRequest` has its tokens and all its times, the
+    scheduler's too. It must return at once; what it raises is logged, and changes nothing.
 
     Example:
 
