@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, Self
 
@@ -243,12 +243,20 @@ class Gpu:
         self.call("cuStreamBeginCapture", stream, mode)
         try:
             record(stream)
-        finally:
-            graph = self.call("cuStreamEndCapture", stream)
+        except BaseException:
+            self.abandon_capture(stream)
+            raise
+        graph = self.call("cuStreamEndCapture", stream)
         try:
             return self.instantiate(graph)
         finally:
             self.call("cuGraphDestroy", graph)
+
+    def abandon_capture(self, stream: Any) -> None:
+        """End a capture in which something has failed, which says why: this raises nothing."""
+        with suppress(CudaError):
+            if (graph := self.call("cuStreamEndCapture", stream)) is not None:
+                self.call("cuGraphDestroy", graph)
 
     def instantiate(self, graph: Any) -> Any:
         """The executable of a captured graph, uploaded, ready for device launch; owned here.

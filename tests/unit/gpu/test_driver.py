@@ -107,3 +107,15 @@ def test_only_the_first_launch_of_a_kernel_has_a_slice(fake: FakeDriver) -> None
         gpu.launch(kernel, 1, 1, gpu.io)
     launches = [call for call in fake.calls if "cuLaunchKernel" in call]
     assert launches == ["cuLaunchKernel", "[cuLaunchKernel]", "cuLaunchKernel"]
+
+
+def test_a_capture_in_which_something_fails_is_ended_and_its_graph_given_back(
+    fake: FakeDriver,
+) -> None:
+    def fail(_stream: Any) -> None:
+        raise ValueError("what has failed")
+
+    gpu = Gpu(exclusive=fake.exclusive)
+    with pytest.raises(ValueError, match="what has failed"):
+        gpu.device_graph(fail)
+    assert fake.calls[-2:] == ["cuStreamEndCapture", "cuGraphDestroy"]

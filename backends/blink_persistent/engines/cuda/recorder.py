@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -34,8 +35,11 @@ class TorchRecorder:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 step()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # what has failed says why
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph, graph.raw_cuda_graph()
 
     def explain(self, graph: int, refused: GraphRefused) -> str:

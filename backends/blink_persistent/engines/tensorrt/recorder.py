@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from blink_persistent.engines.tensorrt.refused_layer import tell_layer
-from blink_persistent.gpu.driver import CudaError, Gpu, GraphRefused
+from blink_persistent.gpu.driver import Gpu, GraphRefused
 
 
 class StreamRecorder:
@@ -29,7 +29,7 @@ class StreamRecorder:
         try:
             step()
         except BaseException:
-            self._end_failed_capture()
+            gpu.abandon_capture(self.stream)
             raise
         graph = gpu.call("cuStreamEndCapture", self.stream)
         gpu.own("cuGraphDestroy", graph)
@@ -45,14 +45,6 @@ class StreamRecorder:
             return ""
         names = [self._gpu.node_name(node) for node in nodes]
         return tell_layer(names, numbers.index(int(refused.node)), self._layers())
-
-    def _end_failed_capture(self) -> None:
-        """What failed says why; the graph, if there is one, is worth nothing."""
-        try:
-            if (graph := self._gpu.call("cuStreamEndCapture", self.stream)) is not None:
-                self._gpu.call("cuGraphDestroy", graph)
-        except CudaError:
-            pass
 
     def _nodes(self, graph: Any) -> list[Any]:
         """In the order in which they were enqueued."""
