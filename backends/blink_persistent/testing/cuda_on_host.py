@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from blink_persistent.engines import EngineShape, Launch
-from blink_persistent.engines.cuda.engine import most_sampled, most_tokens
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
+from blink_persistent.engines.cuda.memory import most_sampled, most_tokens
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.step_tensors import KvCache, StepInputs, Workspace
 from blink_persistent.engines.cuda.steps import enqueue_step

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blink_persistent.engines.cuda.engine import kv_entry_bytes, weight_bytes
+from blink_persistent.engines.cuda.memory import kv_entry_bytes, weight_bytes
 from blink_server.importers.checkpoint import Architecture
 
 BANDWIDTH = 4.58e12  # bytes a second, the most that was measured to be read on an H200

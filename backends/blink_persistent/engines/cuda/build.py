@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from blink_persistent.engines import TOKEN_GRANULARITY
-from blink_persistent.engines.cuda.engine import fixed_bytes, kv_entry_bytes
+from blink_persistent.engines.cuda.memory import fixed_bytes, kv_entry_bytes
 from blink_persistent.engines.cuda.options import DTYPE, checked_options
 from blink_persistent.engines.cuda.weight_file import WEIGHT_FILE, write_weights
 from blink_persistent.engines.random_checkpoint import RandomCheckpoint

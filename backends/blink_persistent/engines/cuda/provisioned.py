@@ -17,7 +17,6 @@ import torch
 from blink_persistent.engines import DeviceSampling, ProvisionLimits
 from blink_persistent.engines.capture import GraphCapture
 from blink_persistent.engines.captured import CapturedEngine
-from blink_persistent.engines.cuda.engine import choose_block_count, most_sampled, most_tokens
 from blink_persistent.engines.cuda.first_use import loading_in_slices
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cuts
@@ -25,6 +24,7 @@ from blink_persistent.engines.cuda.kernels.primed import primed_on
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import is_attended
 from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
+from blink_persistent.engines.cuda.memory import choose_block_count, most_sampled, most_tokens
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.options import CudaOptions
 from blink_persistent.engines.cuda.recorder import TorchRecorder

@@ -10,24 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from blink_persistent.engines import ProvisionLimits
-from blink_persistent.engines.cuda.engine import kv_entry_bytes, workspace_bytes
+from blink_persistent.engines.cuda.memory import workspace_bytes
 from blink_persistent.engines.place import GpuPlace, gpu_place
+from blink_persistent.engines.tensorrt.memory import block_bytes, fixed_bytes
 from blink_persistent.engines.tensorrt.options import TensorRtOptions, read_options
 from blink_persistent.gpu.presence import architecture
 from blink_persistent.graph_grid import GraphGrid, grid_of
-from blink_persistent.samplers.default_cuda import scratch_bytes
 from blink_server.backend import BuildResult, ModelVersion
-from blink_server.errors import InvalidModel, MemoryRefused, Problem, Unavailable
+from blink_server.errors import InvalidModel, Problem, Unavailable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from blink_persistent.engines.tensorrt.provisioned import TensorRtProvisioned
     from blink_server.importers.checkpoint import Checkpoint
-
-_GRAPH_BYTES = 3 << 20  # of one uploaded executable graph, at most
-_CONTEXT_BYTES = 1 << 20  # of one execution context beside the memory that they share
-_RUNTIME_BYTES = 1 << 30  # CUDA context, code
 
 
 class TensorRtEngine:
@@ -108,36 +104,3 @@ def _check_gpu(version: ModelVersion, options: TensorRtOptions) -> Sequence[Prob
     expected = f"this GPU is {here}: build the version with --target {here}"
     file = version.directory / "config.json"
     return [Problem(file, "engine.plan.target", target, expected, of_machine=True)]
-
-
-def block_bytes(options: TensorRtOptions) -> int:
-    """KV memory of one block."""
-    return options.plan.block_size * kv_entry_bytes(options.plan.architecture)
-
-
-def fixed_bytes(options: TensorRtOptions, grid: GraphGrid, step_bytes: int) -> int:
-    """Device memory of everything but KV; `step_bytes`: what the contexts share."""
-    rows = max(grid.max_rows, grid.max_sequences)
-    vocabulary = options.plan.architecture.vocabulary_size
-    logits = 4 * rows * vocabulary + scratch_bytes(rows, vocabulary)
-    keys = len(grid.keys) * (_GRAPH_BYTES + _CONTEXT_BYTES)
-    return options.plan.file_bytes + step_bytes + logits + keys + _RUNTIME_BYTES
-
-
-def choose_block_count(
-    options: TensorRtOptions, grid: GraphGrid, step_bytes: int, budget: int
-) -> int:
-    """The blocks asked for, or all that `budget` bytes leave room for and the plan takes.
-
-    The null block is one of them. Raises MemoryRefused where they do not fit, or where what is left
-    does not hold one request of full length.
-    """
-    fixed, one = fixed_bytes(options, grid, step_bytes), block_bytes(options)
-    fits = (budget - fixed) // one
-    least = options.block_count or 1 + options.plan.max_blocks
-    if least > fits:
-        raise MemoryRefused(
-            f"memory: {fixed + least * one} bytes are needed, the version's share of what the "
-            f"device has left is {budget}"
-        )
-    return options.block_count or min(fits, options.plan.blocks)

@@ -14,7 +14,7 @@ from blink_persistent.engines import ProvisionLimits
 from blink_persistent.engines.capture import GraphCapture
 from blink_persistent.engines.captured import CapturedEngine
 from blink_persistent.engines.tensorrt.contexts import Contexts, step_addresses
-from blink_persistent.engines.tensorrt.engine import block_bytes, choose_block_count
+from blink_persistent.engines.tensorrt.memory import block_bytes, choose_block_count
 from blink_persistent.engines.tensorrt.network import pool_names
 from blink_persistent.engines.tensorrt.options import TensorRtOptions
 from blink_persistent.engines.tensorrt.plan_loader import LoadedPlan, check_machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.engine import choose_block_count, fixed_bytes, kv_entry_bytes
+from blink_persistent.engines.cuda.memory import choose_block_count, fixed_bytes, kv_entry_bytes
 from blink_persistent.engines.cuda.options import CudaOptions
 from blink_persistent.graph_grid import default_grid
 from blink_server.errors import Unavailable

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.engine import (
-    CudaEngine,
+from blink_persistent.engines.cuda.engine import CudaEngine
+from blink_persistent.engines.cuda.memory import (
     fixed_bytes,
     kv_entry_bytes,
     most_sampled,
