@@ -105,8 +105,9 @@ class Sessions:
             session.gate.close()
         except Exception:
             log.exception("%s: the gate of %s cannot be closed", session.key, session.frontend)
+        else:
+            log.info("%s: the ranges of %s are given back", session.key, session.frontend)
         session.ended.set()
-        log.info("%s: the ranges of %s are given back", session.key, session.frontend)
         self._changed()
 
     def in_use(self) -> dict[EndpointKey, int]:

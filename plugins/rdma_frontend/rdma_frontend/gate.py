@@ -33,14 +33,15 @@ async def open_gate(name: str, endpoint: Endpoint, options: GateOptions) -> Gate
     if "direct" in endpoint.address:
         return await open_direct_gate(name, endpoint, options)
     with contextlib.ExitStack() as held:
-        # Given back last: by then nothing of the agent's can land any more.
         connection, answer = await lease(
             f"the runner of {name}", endpoint, held, ranges=options.ranges, fenced=True
         )
-        held.callback(_detach, connection)
-        device = Device(options.device)
-        held.callback(device.close)
-        gate = RdmaGate(device, connection, answer, options.ranges, held)
+        with contextlib.ExitStack() as unused:
+            unused.callback(_detach, connection)
+            device = Device(options.device)
+            held.callback(device.close)
+            gate = RdmaGate(device, connection, answer, options.ranges, held)
+            unused.pop_all()
         gate.resources = held.pop_all()
     return gate
 
@@ -62,7 +63,7 @@ class RdmaGate:
         file, self._bell, _ = answer["descriptors"]
         memory = HostMemory(file, first_range=answer["range"], ranges=ranges)
         self._end = HostEnd(device, memory)
-        held.callback(self._end.close)
+        held.callback(self._give_back, connection)
         self._ring = Ring(mmap.mmap(file, answer["bytes"]))
         self._offer = offer_of(answer, ranges)
         loop = asyncio.get_running_loop()
@@ -84,8 +85,15 @@ class RdmaGate:
         return self._ring.in_flight(self._offer["first_range"], self._offer["ranges"])
 
     def close(self) -> None:
-        """Queue pair to ERR and destroyed, regions deregistered, device, then the lease."""
+        """Queue pair to ERR and destroyed, regions deregistered, the lease, then the device.
+
+        Raises Unavailable where something may still land: the ranges then stay this process's.
+        """
         self.resources.close()
+
+    def _give_back(self, connection: socket.socket) -> None:
+        self._end.close()
+        _detach(connection)
 
     def _heard(self) -> None:
         if self._end.heard():

@@ -91,10 +91,8 @@ class GpuEnd(HostEnd):
 
         Raises Unavailable.
         """
-        try:
-            super().close()
-        finally:
-            self._opened.close()
+        super().close()
+        self._opened.close()
 
 
 def _access(region: Region) -> Any:

@@ -133,10 +133,8 @@ class HostEnd:
 
     def close(self) -> None:
         """Revoke, and let go. Raises Unavailable."""
-        try:
-            self.revoke()
-        finally:
-            self._completions.close()
+        self.revoke()
+        self._completions.close()
 
     def _await_rings(self, connection: Connection, count: int) -> None:
         v = verbs()
