@@ -147,6 +147,13 @@ def _attention(trt: Any, layer: Any, inputs: Sequence[Array]) -> Sequence[Array]
     return [softmax(q @ k.swapaxes(-1, -2) + mask, -1) @ v]
 
 
+def _select(trt: Any, layer: Any, inputs: Sequence[Array]) -> Sequence[Array]:
+    condition, a, b = inputs
+    if condition.dtype != np.bool_ or len({x.ndim for x in inputs}) > 1:
+        raise ValueError(f"{layer.name} selects {a.shape} or {b.shape} by {condition.shape}")
+    return [np.where(condition, a, b)]
+
+
 def _unsqueeze(trt: Any, layer: Any, inputs: Sequence[Array]) -> Sequence[Array]:
     return [np.expand_dims(inputs[0], tuple(inputs[1]))]
 
@@ -191,6 +198,7 @@ OPERATIONS: Mapping[str, tuple[str, Operation]] = {
     "MOE": ("IMoELayer", _moe),
     "REDUCE": ("IReduceLayer", _reduce),
     "ROTARY_EMBEDDING": ("IRotaryEmbeddingLayer", _rotary_embedding),
+    "SELECT": ("ISelectLayer", _select),
     "SHAPE": ("IShapeLayer", lambda trt, layer, inputs: [np.array(inputs[0].shape)]),
     "SHUFFLE": ("IShuffleLayer", _shuffle),
     "SLICE": ("ISliceLayer", _slice),

@@ -109,6 +109,10 @@ class Layers:
         kind = getattr(self.trt.ElementWiseOperation, operation)
         return self.output(self.network.add_elementwise(a, b, kind), name)
 
+    def select(self, condition: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
+        """`a` where the condition, of booleans, holds, else `b`; sizes of 1 are broadcast."""
+        return self.output(self.network.add_select(condition, a, b), name)
+
     def unary(self, x: Tensor, operation: str, name: str) -> Tensor:
         """`operation` is a member's name of UnaryOperation."""
         kind = getattr(self.trt.UnaryOperation, operation)

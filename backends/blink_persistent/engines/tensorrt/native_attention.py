@@ -2,10 +2,10 @@
 
 A page is a batch row of a KV-cache update, whose packed form takes another number of tokens for
 each row; so tokens are put in the order of their pages first. Then all pages of all block tables
-are gathered, and every token attends to them under a mask. It copies the whole context in each
-step and computes each token's scores for every row's entries: right everywhere, fast nowhere. The
-packed form of TensorRT's attention itself would spare that, but has no kernel for what
-TensorRT for RTX 1.7 builds for (8.0, 8.9, 12.0).
+are gathered, with zeros for what nobody has written, and every token attends to them under a mask.
+It copies the whole context in each step and computes each token's scores for every row's entries:
+right everywhere, fast nowhere. The packed form of TensorRT's attention itself would spare that, but
+has no kernel for what TensorRT for RTX 1.7 builds for (8.0, 8.9, 12.0).
 
 Needs TensorRT 11 or TensorRT for RTX.
 """
@@ -34,6 +34,7 @@ class _Plan:
     order: Tensor  # int32 [tokens] by page, those of nobody last
     page_ends: Tensor  # int32 [blocks + 1] tokens before each page, in that order
     write_at: Tensor  # int32 [blocks] the first entry to be written of each page
+    written: Tensor  # bool [1, 1, n * max_blocks * block_size, 1] of the entries of all tables
     mask: Tensor  # [1, 1, tokens, n * max_blocks * block_size] added to scores
 
 
@@ -102,11 +103,17 @@ class NativeAttention:
         return update.get_output(0)
 
     def _entries(self, pool: Tensor, block_table: Tensor, name: str) -> Tensor:
-        """All entries of all block tables, [1, kv_heads, n * max_blocks * block_size, head_dim]."""
-        layers, (_, kv_heads, _, head_dim) = self._layers, pool.shape
+        """All entries of all block tables, [1, kv_heads, n * max_blocks * block_size, head_dim].
+
+        Those that nobody has written are 0, since an added mask and a share of 0 hide no NaN.
+        """
+        layers, plan, (_, kv_heads, _, head_dim) = self._layers, self._plan, pool.shape
+        assert plan is not None
         pages = layers.gather(pool, block_table, f"{name}/pages")
         shape = (1, kv_heads, -1, head_dim)
-        return layers.reshape(pages, shape, f"{name}/entries", first=(2, 0, 1, 3, 4))
+        entries = layers.reshape(pages, shape, f"{name}/all", first=(2, 0, 1, 3, 4))
+        zero = layers.scalar(0, layers.numpy_type(pool), 4)
+        return layers.select(plan.written, entries, zero, f"{name}/entries")
 
 
 class _Planner:
@@ -126,7 +133,10 @@ class _Planner:
             page, offset = self._places(located)
             order = self._order(page, located.indices)
             page_ends, write_at = self._writes(page, offset)
-            return _Plan(order, page_ends, write_at, self._mask(located, layers.numpy_type(tokens)))
+            numbers = self._entry_numbers()
+            written = self._written(numbers, kv_len)
+            mask = self._mask(located, numbers, layers.numpy_type(tokens))
+            return _Plan(order, page_ends, write_at, written, mask)
 
     def _int(self, value: int, rank: int = 1) -> Tensor:
         return self._layers.scalar(value, np.int32, rank)
@@ -186,14 +196,27 @@ class _Planner:
         # A page that nothing is written to has its size here: an index it does not have.
         return page_ends, self._both(first, size, "writes/at")[1]
 
-    def _mask(self, located: Located, dtype: np.dtype[Any]) -> Tensor:
-        """0 for what a token sees of all tables' entries: its sequence's, up to its own."""
+    def _entry_numbers(self) -> Tensor:
+        """int32 [n * max_blocks * block_size]: numbers of the entries of all tables."""
         layers = self._layers
         slots = layers.size(layers.reshape(self._block_table, (-1,), "slots"), 0, "slots/count")
         entries = layers.elementwise(
             slots, layers.scalar(self._block_size, np.int64, 1), "PROD", "entries"
         )
-        column = self._row(layers.arange(entries, "entries/numbers"), "entries/row")
+        return layers.arange(entries, "entries/numbers")
+
+    def _written(self, numbers: Tensor, kv_len: Tensor) -> Tensor:
+        """`written` of `_Plan`."""
+        layers = self._layers
+        row, place = self._both(numbers, self._int(self._capacity), "written/place")
+        length = layers.gather(kv_len, row, "written/length")
+        below = layers.elementwise(place, length, "LESS", "written/below")
+        return layers.reshape(below, (1, 1, -1, 1), "written")
+
+    def _mask(self, located: Located, numbers: Tensor, dtype: np.dtype[Any]) -> Tensor:
+        """0 for what a token sees of all tables' entries: its sequence's, up to its own."""
+        layers = self._layers
+        column = self._row(numbers, "entries/row")
         capacity = self._int(self._capacity)
         first = layers.elementwise(located.sequences, capacity, "PROD", "mask/first")
         last = layers.elementwise(first, located.positions, "SUM", "mask/last")

@@ -183,3 +183,29 @@ def test_blocks_that_requests_share_are_read_by_both(make_case: MakeCase) -> Non
     found = case.paged.prefill(parts)
     for logits, end in zip(found, ends, strict=True):
         close(logits, case.expect(shared + end).logits[-1])
+
+
+def test_what_lies_beyond_a_requests_entries_has_no_effect(
+    make_case: MakeCase, family: dict[str, Any]
+) -> None:
+    """NaN in every entry that nobody has written: those of the null block among them."""
+    case = make_case(**family)
+    for pool in case.paged.pools.values():
+        pool[:] = np.nan
+    texts = [case.tokens(count) for count in (3, 40, 22)]
+    tables = [(4,), (30, 2, 9), (6, 20)]
+    prompts = [Part(table, 0, text[:-2]) for table, text in zip(tables, texts, strict=True)]
+    found = case.paged.prefill(prompts, sequences=8, tokens=64)
+    for logits, text in zip(found, texts, strict=True):
+        close(logits, case.expect(text[:-2]).logits[-1])
+    nexts = [
+        Part(table, len(text) - 2, text[-2:-1]) for table, text in zip(tables, texts, strict=True)
+    ]
+    found = case.paged.decode([INACTIVE, *nexts, INACTIVE], rows=8)
+    assert np.isfinite(found).all()
+    for logits, text in zip(found[1:], texts, strict=False):
+        close(logits, case.expect(text[:-1]).logits[-1])
+    last = [Part(tables[1], 39, texts[1][-1:]), Part((13,), 0, texts[0])]
+    found = case.paged.prefill(last, sequences=4, tokens=16)
+    close(found[0], case.expect(texts[1]).logits[-1])
+    close(found[1], case.expect(texts[0]).logits[-1])
