@@ -59,10 +59,10 @@ class RangeKeeper:
         self._queue: list[Lease] = []  # they wait for ranges being reclaimed
         self._leases: list[Lease] = []
         self._dying: set[int] = set()  # processes that still have leases
+        self._listener = listen(socket_path)
         self.selector = selectors.DefaultSelector()
         """Its data is called with the file object that is readable."""
         self._stop_pipe = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._listener = listen(socket_path)
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
 
     def start(self) -> None:
@@ -72,9 +72,10 @@ class RangeKeeper:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving; owners see the end of their connections."""
-        os.eventfd_write(self._stop_pipe, 1)
-        self._thread.join()
+        """Stop serving, where it has begun; owners see the end of their connections."""
+        if self._thread.ident is not None:
+            os.eventfd_write(self._stop_pipe, 1)
+            self._thread.join()
         self.selector.close()
         self._listener.close()
         for process in self._dying:

@@ -72,8 +72,8 @@ class RingOffer:
         self._handing_over = threading.Lock()  # who has the offer is the holder, in one step
         self._flush = 0  # the number of the last one asked for
         self._flushed = threading.Event()
-        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener = listen(socket_path)
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="agent offer", daemon=True)
 
     def start(self) -> None:
@@ -81,9 +81,10 @@ class RingOffer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving; the agent sees the end of its connection."""
-        os.eventfd_write(self._stop, 1)
-        self._thread.join()
+        """Stop serving, where it has begun; the agent sees the end of its connection."""
+        if self._thread.ident is not None:
+            os.eventfd_write(self._stop, 1)
+            self._thread.join()
         self._listener.close()
         if self._holder is not None:
             self._holder.close()

@@ -5,6 +5,7 @@ Not run on hardware yet; see docs/dpu.md.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +20,18 @@ _PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")  # today's name, and that of M
 class DirectMemory:
     """Device memory that a card may be let into.
 
-    `address` is this process's. `dma_buf` is a descriptor, the caller's to close, and None where
+    `address` is this process's. `dma_buf` is a descriptor, which `close` closes, and None where
     nvidia-peermem alone is left. The memory may be freed only when no region is made of it any
     more.
     """
 
     address: int
     dma_buf: int | None
+
+    def close(self) -> None:
+        """Close the descriptor; once."""
+        if self.dma_buf is not None:
+            os.close(self.dma_buf)
 
 
 def open_to_cards(

@@ -44,30 +44,42 @@ class DeviceService:
     ) -> None:
         """Puts it in service; owns `provisioned` once made. Raises EngineFailure, GpuLost."""
         limits, shape = version.config["limits"], provisioned.shape
-        environment = task.environment
         self._name = version.key
         self._provisioned = provisioned
         self._residents = residents
-        gpu = provisioned.gpu
-        self._ring = DeviceRing(gpu, ring_shape(limits), environment.epoch, pinned=False)
-        self._scheduler = DeviceScheduler(gpu, self._ring, provisioned.tables, provisioned.graphs)
         self._limits = StepLimits(shape.grid, limits["step_timeout_seconds"])
         self._clock, self._parks = HeartbeatClock(), -1
         self.check_seconds = min(self._limits.seconds / _CHECKS_OF_A_LIMIT, _LONGEST_CHECK_SECONDS)
-        folder = environment.runtime_directory
+        folder = task.environment.runtime_directory
         self._sockets = folder / "offer.sock", folder / "ring.sock"
         self.memory_bytes = 0
-        owners = lease_limits(limits, shape)
+        self._agent: AgentProcess | None = None
+        self._short_lives = 0
+        with contextlib.ExitStack() as in_service:
+            self._put_in_service(task, version, in_service)
+            self._in_service = in_service.pop_all()
+
+    def _put_in_service(
+        self, task: Task, version: ModelVersion, in_service: contextlib.ExitStack
+    ) -> None:
+        """`in_service` ends each part that has begun."""
+        gpu, provisioned, epoch = self._provisioned.gpu, self._provisioned, task.environment.epoch
+        limits, direct_socket = version.config["limits"], self._sockets[0].with_name("direct.sock")
+        owners = lease_limits(limits, provisioned.shape)
+        self._ring = DeviceRing(gpu, ring_shape(limits), epoch, pinned=False)
+        in_service.callback(self._ring.close)
+        self._scheduler = DeviceScheduler(gpu, self._ring, provisioned.tables, provisioned.graphs)
         self._direct = DirectLeases.open(
             *(self._name, gpu, self._ring),
             host_ranges=task.host_ranges,
-            socket_path=(direct := folder / "direct.sock"),
+            socket_path=direct_socket,
             limits=owners,
             still=self._still,
         )
         address = {"socket": str(self._sockets[1])}
         if self._direct is not None:
-            address["direct"] = str(direct)
+            in_service.callback(self._direct.close)
+            address["direct"] = str(direct_socket)
         self.endpoint = Endpoint("shm", address)
         self._offer = RingOffer(
             self._sockets[0],
@@ -76,24 +88,20 @@ class DeviceService:
                 "address": {"handle": gpu.share(self._ring.address).hex(), "device": 0},
                 "first_range": 0,
                 "ranges": self._direct.first if self._direct else self._ring.mirror.range_count,
-                "epoch": environment.epoch,
+                "epoch": epoch,
                 "limits": owners,
             },
         )
-        self._agent: AgentProcess | None = None
-        self._short_lives = 0
-        self._residents.add(
-            self._scheduler, step_seconds=max(map(self._limits.of, shape.grid.keys))
-        )
+        in_service.callback(self._offer.close)
+        step_seconds = max(map(self._limits.of, provisioned.shape.grid.keys))
+        self._residents.add(self._scheduler, step_seconds=step_seconds)
+        in_service.callback(self._residents.remove, self._scheduler)
         self._offer.start()
         if self._direct is not None:
             self._direct.start()
         self.completion = provisioned.complete(self._scheduler.publish)
-        try:
-            self._start_agent()
-        except BaseException:
-            self.stop()
-            raise
+        in_service.callback(self._close_agent)
+        self._start_agent()
 
     def check(self) -> None:
         """See `Service`: the scheduler's progress, and an agent that lives."""
@@ -125,13 +133,7 @@ class DeviceService:
 
     def stop(self) -> None:
         """See `Service`."""
-        if self._agent is not None:
-            self._agent.close()
-        if self._direct is not None:
-            self._direct.close()
-        self._residents.remove(self._scheduler)
-        self._offer.close()
-        self._ring.close()
+        self._in_service.close()
 
     def close(self) -> None:
         """See `Service`."""
@@ -153,6 +155,10 @@ class DeviceService:
         self._agent = AgentProcess(self._name, *self._sockets)
         self._agent.wait_until_serving()
         self._agent_since = began
+
+    def _close_agent(self) -> None:
+        if self._agent is not None:
+            self._agent.close()
 
     def _check_scheduler(self) -> None:
         with self._residents.running():

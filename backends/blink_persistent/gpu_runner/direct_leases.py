@@ -19,7 +19,6 @@ JSON lines; the end of the connection gives the ranges back.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -95,7 +94,11 @@ class DirectLeases(RangeKeeper):
         except (Unavailable, CudaError) as error:
             log.warning("%s: frontends go through this host's agent: %s", name, error)
             return None
-        return cls(ring, memory, first=host_ranges, **options)
+        try:
+            return cls(ring, memory, first=host_ranges, **options)
+        except BaseException:
+            memory.close()
+            raise
 
     @property
     def first(self) -> int:
@@ -105,8 +108,7 @@ class DirectLeases(RangeKeeper):
     def close(self) -> None:
         """End the agents' connections; the ring's memory is no card's any more."""
         super().close()
-        if self._memory.dma_buf is not None:
-            os.close(self._memory.dma_buf)
+        self._memory.close()
 
     def look(self) -> None:
         """Bring words and statuses in the ring's copy up to date, and go on taking ranges back.

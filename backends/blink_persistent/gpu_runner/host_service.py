@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -29,35 +30,44 @@ class HostService:
         limits, shape = version.config["limits"], provisioned.shape
         self._name = version.key
         self._provisioned = provisioned
-        self._ring_fd, memory = create_ring_memory(ring_shape(limits), task.environment.epoch)
-        self._ring = Ring(memory)
-        provisioned.complete(lambda graph, executable: None).result()
-        bells = (new_eventfd() for _ in range(1 + self._ring.range_count))
-        self._doorbell, *self._notify = bells
-        self._scheduler = HostDrivenScheduler(
-            provisioned.gpu,
-            np.frombuffer(memory, np.uint8),
-            provisioned.tables,
-            provisioned.graphs,
-            doorbell=self._doorbell,
-            notify=self._notify,
-            polls=True,
-        )
         self._limits = StepLimits(shape.grid, limits["step_timeout_seconds"])
         self.check_seconds = min(self._limits.seconds / _CHECKS_OF_A_LIMIT, _LONGEST_CHECK_SECONDS)
         socket_path = task.environment.runtime_directory / "ring.sock"
         self.endpoint = Endpoint("shm", {"socket": str(socket_path)})
         self.memory_bytes = 0
-        self._scheduler.launch()
-        self._leases = LeaseKeeper(
-            self._ring,
-            self._ring_fd,
-            socket_path=socket_path,
-            doorbell=self._doorbell,
-            notify=self._notify,
-            limits=lease_limits(limits, shape),
-        )
-        self._leases.start()
+        provisioned.complete(lambda graph, executable: None).result()
+        with ExitStack() as held, ExitStack() as in_service:
+            ring_fd, memory = create_ring_memory(ring_shape(limits), task.environment.epoch)
+            held.callback(os.close, ring_fd)
+            self._ring = Ring(memory)
+            bells = []
+            for _ in range(1 + self._ring.range_count):
+                bells.append(new_eventfd())
+                held.callback(os.close, bells[-1])
+            doorbell, *notify = bells
+            self._scheduler = HostDrivenScheduler(
+                provisioned.gpu,
+                np.frombuffer(memory, np.uint8),
+                provisioned.tables,
+                provisioned.graphs,
+                doorbell=doorbell,
+                notify=notify,
+                polls=True,
+            )
+            held.callback(self._scheduler.close)
+            self._leases = LeaseKeeper(
+                self._ring,
+                ring_fd,
+                socket_path=socket_path,
+                doorbell=doorbell,
+                notify=notify,
+                limits=lease_limits(limits, shape),
+            )
+            in_service.callback(self._scheduler.stop)
+            in_service.callback(self._leases.close)
+            self._scheduler.launch()
+            self._leases.start()
+            self._held, self._in_service = held.pop_all(), in_service.pop_all()
 
     def check(self) -> None:
         """See `Service`: the scheduler's progress."""
@@ -75,15 +85,12 @@ class HostService:
 
     def stop(self) -> None:
         """See `Service`."""
-        self._leases.close()
-        self._scheduler.stop()
+        self._in_service.close()
 
     def close(self) -> None:
         """See `Service`."""
         try:
-            self._scheduler.close()
+            self._held.close()
             self._provisioned.close()
         except CudaError as error:
             raise GpuLost(f"{self._name} cannot be given back: {error}") from error
-        for fd in (self._ring_fd, self._doorbell, *self._notify):
-            os.close(fd)

@@ -32,7 +32,9 @@ def test_memory_is_exported_where_writes_keep_their_order(
     assert memory.address == address
     assert memory.dma_buf is not None
     assert os.fstat(memory.dma_buf).st_size > 0
-    os.close(memory.dma_buf)
+    memory.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(memory.dma_buf)
 
 
 @pytest.mark.parametrize("module", ["nvidia_peermem", "nv_peer_mem"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -70,6 +72,14 @@ class FakeAgent:
     def close(self) -> None: ...
 
 
+class Trouble(Exception):
+    """Of a part of a service."""
+
+
+def fail(*_: object, **__: object) -> Any:
+    raise Trouble
+
+
 class Rig:
     """Makes services on a GPU of the host's memory."""
 
@@ -79,6 +89,7 @@ class Rig:
         self._engine = ScriptedProvisioned(self._version, default_grid(4, 64), ScriptedOptions())
         self._file, _ = create_ring_memory(ring_shape(LIMITS), EPOCH)
         self._services: list[DeviceService] = []
+        self.residents = Residents()
 
     def make(self, host_ranges: int | None, **attributes: int) -> DeviceService:
         gpu, folder = MemoryGpu(self._file), self._folder
@@ -93,7 +104,7 @@ class Rig:
             folder / "c.sock", "m", 1, EPOCH, folder, folder, folder / "config.json"
         )
         task = Task(environment, 1, None, host_ranges)
-        self._services.append(DeviceService(task, self._version, provisioned, Residents()))
+        self._services.append(DeviceService(task, self._version, provisioned, self.residents))
         return self._services[-1]
 
     def stop(self, service: DeviceService) -> None:
@@ -147,3 +158,30 @@ def test_all_are_the_agents_where_none_can_be(
     assert agents_ranges(service) == (0, RANGES)
     assert "direct" not in service.endpoint.address
     service.check()
+
+
+def open_files() -> set[Path]:
+    return set(Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("DirectLeases.__init__", "RingOffer.__init__", "RingOffer.start", "DirectLeases.start"),
+        *("Residents.add", "FakeAgent.__init__", "FakeAgent.wait_until_serving"),
+    ],
+)
+def test_a_service_that_cannot_begin_leaves_nothing_open(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    before, threads = open_files(), threading.active_count()
+    owner, name = place.split(".")
+    kinds = {"FakeAgent": FakeAgent, "Residents": Residents}
+    monkeypatch.setattr(kinds.get(owner) or getattr(device_service, owner), name, fail)
+    with pytest.raises(Trouble):
+        rig.make(1)
+    gc.collect()  # files that were mapped are closed with their maps
+    assert open_files() <= before
+    assert threading.active_count() == threads
+    rig.residents.let_others_in()
+    assert rig.residents.parks == 0, "a scheduler was left to be parked"
