@@ -133,28 +133,29 @@ def _write(
         file = path.parent / "config.json"
         raise InvalidModel([Problem(file, "engine.target", options.target, expected)])
     logger = message_log(trt)
-    builder = trt.Builder(logger)
-    attention = _attention(architecture, options)
-    network = build_network(
-        trt,
-        builder,
-        architecture,
-        weights,
-        shape.pages,
-        attention,
-        native_experts=options.target in NATIVE_TARGETS,
-    )
-    size = write_plan(
-        trt,
-        builder,
-        network.network,
-        shape,
-        path,
-        logger=logger,
-        target=options.target if cross else None,
-        timings=None if cross else _timings(trt, options.target),
-        report=lambda part: progress("plan", part),
-    )
+    with logger.explaining():
+        builder = trt.Builder(logger)
+        attention = _attention(architecture, options)
+        network = build_network(
+            trt,
+            builder,
+            architecture,
+            weights,
+            shape.pages,
+            attention,
+            native_experts=options.target in NATIVE_TARGETS,
+        )
+        size = write_plan(
+            trt,
+            builder,
+            network.network,
+            shape,
+            path,
+            logger=logger,
+            target=options.target if cross else None,
+            timings=None if cross else _timings(trt, options.target),
+            report=lambda part: progress("plan", part),
+        )
     description = PlanDescription(
         flavour=options.flavour.name,
         version=trt.__version__,

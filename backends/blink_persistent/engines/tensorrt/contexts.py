@@ -85,13 +85,15 @@ class Contexts:
 
     def enqueue(self, key: GraphKey, stream: int) -> None:
         """Enqueue a key's step. Raises CudaError with TensorRT's reason."""
-        if not self.of(key, stream).execute_async_v3(stream):
-            raise self._failure("cannot enqueue it")
+        context = self.of(key, stream)
+        with self._loaded.explaining():
+            if not context.execute_async_v3(stream):
+                raise self._failure("cannot enqueue it")
 
     def of(self, key: GraphKey, stream: int) -> Context:
         """The key's context; one that is made waits for resident kernels."""
         if key not in self._made:
-            with self._exclusive():
+            with self._exclusive(), self._loaded.explaining():
                 self._made[key] = self._make(key, stream)
         return self._made[key]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,7 +15,7 @@ from blink_server.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-_KEPT = 8  # messages that explain a failure
+_TOLD = 8  # the last errors, which explain a failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,14 @@ def installed_flavour() -> Flavour:
 
 
 class MessageLog:
-    """A TensorRT logger: passes messages on, and keeps the last errors for who must explain."""
+    """A TensorRT logger: passes messages on, each once, errors to who must explain a failure."""
 
     trt: Any
 
     def __init__(self) -> None:
         self.trt.ILogger.__init__(self)
-        self._errors: deque[str] = deque(maxlen=_KEPT)
+        self._errors: list[str] = []
+        self._explaining = 0  # depth
         kinds = self.trt.ILogger
         self._levels = {
             kinds.INTERNAL_ERROR: logging.ERROR,
@@ -89,16 +90,33 @@ class MessageLog:
     def log(self, severity: Any, msg: str) -> None:
         """Called by TensorRT, from any of its threads."""
         level = self._levels.get(severity, logging.DEBUG)
-        if level >= logging.ERROR:
+        if level >= logging.ERROR and self._explaining:
             self._errors.append(msg)
-        if level:
+        elif level:
             log.log(level, "TensorRT: %s", msg)
 
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Errors inside are kept for `explanation`; those that it has not told are logged after."""
+        self._explaining += 1
+        try:
+            yield
+        finally:
+            self._explaining -= 1
+            if not self._explaining:
+                self._log_all_but(0)
+
     def explanation(self) -> str:
-        """The last errors, which are forgotten by it; "no reason given" where there are none."""
+        """The last errors inside `explaining`, which are forgotten by it; "no reason given" where
+        there are none. Those before them are logged."""
+        self._log_all_but(_TOLD)
         told = "; ".join(self._errors) or "no reason given"
         self._errors.clear()
         return told
+
+    def _log_all_but(self, last: int) -> None:
+        while len(self._errors) > last:
+            log.error("TensorRT: %s", self._errors.pop(0))
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -49,8 +50,9 @@ class LoadedPlan:
         if options.plan.attention == PLUGIN:
             plugin_creator(trt, options.plugin)
         self._title = options.flavour.title
-        self._runtime = self._start()
-        self.engine: Engine = self._read(options.plan.file_bytes, report)
+        with self.explaining():
+            self._runtime = self._start()
+            self.engine: Engine = self._read(options.plan.file_bytes, report)
         self._check_tensors(options.plan.architecture.layers)
 
     @property
@@ -58,8 +60,13 @@ class LoadedPlan:
         """Device memory that a step of any key needs, shared by all contexts."""
         return int(self.engine.device_memory_size_v2)
 
+    def explaining(self) -> AbstractContextManager[None]:
+        """See `MessageLog`."""
+        explaining: AbstractContextManager[None] = self._logger.explaining()
+        return explaining
+
     def explanation(self) -> str:
-        """TensorRT's last errors."""
+        """See `MessageLog`."""
         return str(self._logger.explanation())
 
     def layers(self) -> list[tuple[str, str]]:

@@ -39,15 +39,51 @@ def test_the_first_that_is_installed_is_taken(monkeypatch: pytest.MonkeyPatch) -
     assert installed_flavour().name == "full"
 
 
-def test_errors_explain_a_failure_once(trt: Any, caplog: pytest.LogCaptureFixture) -> None:
-    logger, kinds = message_log(trt), trt.ILogger
-    with caplog.at_level(logging.WARNING):
-        logger.log(kinds.ERROR, "first")
-        logger.log(kinds.WARNING, "careful")
-        logger.log(kinds.INTERNAL_ERROR, "second")
-        logger.log(kinds.VERBOSE, "chatter")
-    assert [record.message for record in caplog.records] == [
-        *("TensorRT: first", "TensorRT: careful", "TensorRT: second")
-    ]
-    assert logger.explanation() == "first; second"
-    assert logger.explanation() == "no reason given"
+class Said:
+    """A message log, and what it has logged."""
+
+    def __init__(self, trt: Any, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.WARNING)
+        self.log = message_log(trt)
+        self._kinds, self._caplog = trt.ILogger, caplog
+
+    def hear(self, kind: str, message: str) -> None:
+        self.log.log(getattr(self._kinds, kind), message)
+
+    @property
+    def logged(self) -> list[str]:
+        return [record.message for record in self._caplog.records]
+
+
+@pytest.fixture
+def said(trt: Any, caplog: pytest.LogCaptureFixture) -> Said:
+    return Said(trt, caplog)
+
+
+def test_errors_that_explain_a_failure_are_not_logged_too(said: Said) -> None:
+    with said.log.explaining():
+        said.hear("ERROR", "first")
+        said.hear("WARNING", "careful")
+        said.hear("INTERNAL_ERROR", "second")
+        said.hear("VERBOSE", "chatter")
+        assert said.log.explanation() == "first; second"
+        assert said.log.explanation() == "no reason given"
+    assert said.logged == ["TensorRT: careful"]
+
+
+def test_errors_that_explain_nothing_are_logged(said: Said) -> None:
+    said.hear("ERROR", "before")
+    assert said.logged == ["TensorRT: before"]
+    with said.log.explaining():
+        with said.log.explaining():
+            said.hear("ERROR", "inside")
+        assert said.logged == ["TensorRT: before"], "the outer one may still explain it"
+    assert said.logged == ["TensorRT: before", "TensorRT: inside"]
+
+
+def test_the_last_of_many_errors_explain_and_the_others_are_logged(said: Said) -> None:
+    with said.log.explaining():
+        for number in range(10):
+            said.hear("ERROR", str(number))
+        assert said.log.explanation() == "; ".join("23456789")
+    assert said.logged == ["TensorRT: 0", "TensorRT: 1"]

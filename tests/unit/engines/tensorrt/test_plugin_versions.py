@@ -40,8 +40,9 @@ assert made.supports_format_combination(0, [tensor], 9)
 assert made.get_output_data_types([trt.DataType.BF16] * 9) == [trt.DataType.BF16] * 3
 
 log = message_log(trt)
-log.log(trt.ILogger.ERROR, "refused")
-assert log.explanation() == "refused"
+with log.explaining():
+    log.log(trt.ILogger.ERROR, "refused")
+    assert log.explanation() == "refused"
 told = []
 progress = build_progress(trt, told.append)
 progress.phase_start("build", None, 2)

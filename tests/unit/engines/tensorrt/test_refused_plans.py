@@ -56,10 +56,13 @@ def test_a_plan_for_another_machine_is_named(
     assert not engine.contexts
 
 
-def test_what_tensorrt_says_of_a_plan_is_passed_on(tmp_path: Path, driver: FakeDriver) -> None:
+def test_what_tensorrt_says_of_a_plan_is_passed_on_once(
+    tmp_path: Path, driver: FakeDriver, caplog: pytest.LogCaptureFixture
+) -> None:
     module = fake_tensorrt(None, complaint="Magic tag does not match")
     told = failure(fake_version(tmp_path), module, driver)
     assert "TensorRT cannot load the plan: Magic tag does not match" in told
+    assert "Magic tag" not in caplog.text
 
 
 def test_a_plan_of_another_network_is_refused(tmp_path: Path, driver: FakeDriver) -> None:
