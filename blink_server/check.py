@@ -53,29 +53,37 @@ def _check(model: SourceModel, plugins: Plugins) -> CheckedModel:
 
 
 @click.command("check")
-@click.argument(
-    "repositories", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
+@click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--model-repository",
+    "repositories",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    show_default="model_repository",
+    help="As a DIR; may be given several times.",
 )
 @plugin_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def check_command(
     ctx: click.Context,
+    directories: tuple[Path, ...],
     repositories: tuple[Path, ...],
     plugin_choice: PluginChoice,
     as_json: bool,
 ) -> None:
-    """Say what is wrong in the model repositories DIR...
+    """Say what is wrong in the model repositories DIR..., or in model_repository.
 
     Every problem is printed with its file, its field, its value and what would be right. The exit
     code is 1 if there is any.
     """
     plugins = load_plugins(choice=plugin_choice)
-    models = check_repositories(repositories, plugins)
+    asked = (*directories, *repositories) or (Path("model_repository"),)
+    models = check_repositories(asked, plugins)
     if as_json:
         click.echo(json.dumps(_as_json(models), indent=2))
     else:
-        _print(repositories, models)
+        _print(asked, models)
     ctx.exit(1 if any(model.problems for model in models) else 0)
 
 

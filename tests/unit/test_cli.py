@@ -100,6 +100,24 @@ def test_check_shows_what_is_good(repository: Path) -> None:
     assert result.output.splitlines()[-1] == f"{repository}: 2 valid versions, 0 problems"
 
 
+def test_check_names_repositories_as_other_commands_do(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model_repository").mkdir()
+    write_tiny_version(repository)
+    write_tiny_version(tmp_path / "other", "elsewhere")
+
+    def last_line(*arguments: str) -> str:
+        result = CliRunner().invoke(cli.main, ["check", "--plugin-dir", "plugins", *arguments])
+        return str(result.output.splitlines()[-1])
+
+    asked = f"--model-repository={repository}", "--model-repository=other"
+    assert last_line(*asked) == f"{repository}, other: 2 valid versions, 0 problems"
+    assert last_line("other", asked[0]) == f"other, {repository}: 2 valid versions, 0 problems"
+    assert last_line() == "model_repository: 0 valid versions, 0 problems"
+
+
 def test_check_prints_every_problem_and_fails(repository: Path) -> None:
     good = write_tiny_version(repository, "good")
     bad = write_tiny_version(repository, "bad", limits={"context_length": 512, "max_rows": 0})
