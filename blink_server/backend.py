@@ -33,6 +33,7 @@ __all__ = [
     "EngineBackend",
     "FinishReason",
     "GenerateRequest",
+    "GpuBackend",
     "Grammar",
     "GraphLaunches",
     "ModelVersion",
@@ -209,6 +210,15 @@ class EngineBackend(Backend, Protocol):
 
         An engine that does not take "quantize" is given float matrices as they are.
         """
+        ...
+
+
+@runtime_checkable
+class GpuBackend(Backend, Protocol):
+    """A backend whose versions may take a GPU's memory too; `estimate` is then the host's part."""
+
+    def estimate_gpu(self, version: ModelVersion) -> int:
+        """Bytes of a GPU's memory without which the version is not loaded; 0 where none is used."""
         ...
 
 

@@ -66,6 +66,13 @@ class PersistentBackend:
         ring_bytes: int = version.config["limits"]["slots"] * _RING_BYTES_A_SLOT
         return ring_bytes + (_GPU_HOST_BYTES if on_gpu else engine.estimate(version))
 
+    def estimate_gpu(self, version: ModelVersion) -> int:
+        """What must be free for a load, where the engine is on a GPU."""
+        from blink_persistent.serving import gpu_bytes
+
+        engine: Engine = self.engines[version.config["engine"]["name"]]()
+        return gpu_bytes(engine, version) if engine.place(version) is not None else 0
+
     def build(
         self,
         checkpoint: Any,

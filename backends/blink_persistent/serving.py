@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from blink_persistent import _native
-from blink_persistent.engines import EngineShape
+from blink_persistent.engines import Engine, EngineShape
 from blink_persistent.ring import Ring, SlotState
+from blink_server.backend import ModelVersion
 
 _FULL_LENGTH_REQUESTS = 64  # of a range: what its arenas hold at full context length
 _AUX_WORDS = 64 * 1024  # stop ids and biases of a range
@@ -28,6 +29,11 @@ def ring_shape(limits: Mapping[str, Any]) -> _native.RingShape:
         output_words=2 * arena,
         aux_words=_AUX_WORDS + limits["grammar_mib"] * _WORDS_PER_MIB,
     )
+
+
+def gpu_bytes(engine: Engine, version: ModelVersion) -> int:
+    """What must be free of a GPU's memory to load a version there: the engine's, and the ring."""
+    return engine.estimate(version) + ring_shape(version.config["limits"]).total_bytes
 
 
 def lease_limits(limits: Mapping[str, Any], shape: EngineShape) -> dict[str, Any]:

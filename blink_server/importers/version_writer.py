@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blink_server.backend import Backend, BuildResult, ModelVersion
+from blink_server.backend import Backend, BuildResult, GpuBackend, ModelVersion
 from blink_server.config import (
     CONFIG_FILE,
     GRAPH_GRID_FILE,
@@ -104,7 +104,7 @@ def write_version(
                     config = rebuilt_config(origin, backend.name, built)
                     _write_texts(work, _engine_texts(config, built))
                 version, lacks = _check_written(work, backend, destination)
-            limits_told = _tell_limits(checkpoint, version, backend.estimate(version))
+            limits_told = _tell_limits(checkpoint, version, _tell_memory(backend, version))
             _sync_tree(work)
             directory = _publish(work, destination)
             progress("write", 1.0)
@@ -137,15 +137,20 @@ def _check_limits(checkpoint: Checkpoint, limits: Mapping[str, int]) -> None:
         )
 
 
-def _tell_limits(checkpoint: Checkpoint, version: ModelVersion, memory: int) -> str:
+def _tell_limits(checkpoint: Checkpoint, version: ModelVersion, memory: str) -> str:
     """What the version's limits are, where the model allows for more, and what they take."""
     limits, trained = version.config["limits"], checkpoint.architecture.context_length
     context, rows = limits["context_length"], limits["max_rows"]
     more = f" of the model's {trained} (--context-length)" if context < trained else ""
-    return (
-        f"context of {context} tokens{more}, {rows} rows (--max-rows): "
-        f"{memory >> 20} MiB of the host's memory when all are full"
-    )
+    return f"context of {context} tokens{more}, {rows} rows (--max-rows): {memory}"
+
+
+def _tell_memory(backend: Backend, version: ModelVersion) -> str:
+    host = f"{backend.estimate(version) >> 20} MiB of the host's memory"
+    gpu = backend.estimate_gpu(version) if isinstance(backend, GpuBackend) else 0
+    if gpu:
+        return f"at least {gpu >> 20} MiB of the GPU's memory, and {host}"
+    return f"{host} when all are full"
 
 
 def _write_files(work: Path, checkpoint: Checkpoint, backend: str, built: BuildResult) -> None:

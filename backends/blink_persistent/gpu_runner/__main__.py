@@ -18,7 +18,7 @@ from blink_persistent.gpu_runner.pulse import pulsing
 from blink_persistent.gpu_runner.residents import Residents
 from blink_persistent.gpu_runner.service import GpuLost, Service, Task
 from blink_persistent.loading import Assignment
-from blink_persistent.serving import ring_shape
+from blink_persistent.serving import gpu_bytes
 from blink_server.errors import BlinkError, MemoryRefused
 
 log = logging.getLogger(__name__)
@@ -76,8 +76,7 @@ class GpuServices:
         version, place = assignment.version, assignment.engine.place(assignment.version)
         if place is None:
             raise BlinkError(f"{version.key} runs on no GPU")
-        ring = ring_shape(version.config["limits"])
-        needed = assignment.engine.estimate(version) + ring.total_bytes
+        needed = gpu_bytes(assignment.engine, version)
         if needed > free:
             gib = f"needs {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB of the GPU are free"
             raise MemoryRefused(f"memory: {gib}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,13 @@ def test_a_version_for_a_gpu_is_written_whole(
     assert config["limits"]["max_rows"] == 16
     assert load_graph_grid(directory)["decode"][-1] == {"rows": 16}
     assert "quantized_to_bits" not in config["source"]
+    told = re.search(
+        r"at least (\d+) MiB of the GPU's memory, and (\d+) MiB of the host's memory\n",
+        result.output,
+    )
+    assert told is not None
+    assert int(told[1]) > 1024, "a runtime's, and KV for one request"
+    assert int(told[2]) > 2048, "of processes on the host"
     with safe_open(directory / "model.safetensors", framework="np") as file:
         for name, expected in weights.items():
             found = file.get_tensor(name).astype(np.float32)
