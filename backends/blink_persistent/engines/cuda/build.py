@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from blink_persistent.engines import TOKEN_GRANULARITY
-from blink_persistent.engines.cuda.memory import fixed_bytes, kv_entry_bytes
+from blink_persistent.engines.cuda.memory import kv_entry_bytes
 from blink_persistent.engines.cuda.options import DTYPE, checked_options
 from blink_persistent.engines.cuda.weight_file import WEIGHT_FILE, write_weights
 from blink_persistent.engines.random_checkpoint import RandomCheckpoint
@@ -19,7 +19,7 @@ _CONTEXT, _ROWS, _PREFILL_TOKENS, _SEQUENCES, _SLOTS = 8192, 64, 2048, 8, 4096
 _CHUNK, _CHUNK_WITH_EXPERTS = 256, 1024  # prompt tokens that cost rows beside them about a step
 _WARM_UP = {"prompt": "Hello", "max_tokens": 4}
 _WARM_UP_CONTEXT = 64  # that certainly holds it
-_GIB, _KIB = 1 << 30, 1 << 10
+_KIB = 1 << 10
 
 
 def build_version(
@@ -41,7 +41,7 @@ def build_version(
     weights = {"weights": "random", "model": shape} if shape else {"file": WEIGHT_FILE}
     engine = {"name": "cuda", **weights, "dtype": DTYPE, **options}
     config: dict[str, Any] = {"engine": engine, "limits": chosen}
-    built_for = checked_options(ModelVersion("", 1, directory, config), architecture)
+    checked_options(ModelVersion("", 1, directory, config), architecture)
     if shape:
         held = f"random weights in {DTYPE}, made when the version is loaded"
     else:
@@ -53,9 +53,8 @@ def build_version(
         config["warmup"] = [_WARM_UP]
     grid = _grid(architecture, chosen)
     memory = (
-        f"memory of the GPU: {fixed_bytes(built_for, grid) / _GIB:.1f} GiB; what else "
-        f"limits.memory_fraction allows is KV memory, {kv_entry_bytes(architecture) / _KIB:g} KiB "
-        "a token"
+        "what limits.memory_fraction leaves of the GPU's memory is for KV, "
+        f"{kv_entry_bytes(architecture) / _KIB:g} KiB a token"
     )
     return BuildResult([] if shape else [WEIGHT_FILE], config, grid.to_json(), [held, memory])
 
