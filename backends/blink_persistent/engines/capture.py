@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from blink_persistent.gpu.driver import CudaError, Gpu, GraphRefused
+from blink_persistent.gpu.driver import CudaError, Gpu
+from blink_persistent.gpu.graphs import GraphRefused, instantiate
 from blink_persistent.graph_grid import PHASES, GraphGrid, GraphKey
 
 NOT_CAPTURED = 0
@@ -113,7 +114,7 @@ class GraphCapture:
     def _capture(self, graph: int, key: GraphKey) -> None:
         source, raw = self._recorder.record(lambda: self._step(key))
         try:
-            self.executables[graph] = self._gpu.instantiate(self._gpu.driver.CUgraph(raw))
+            self.executables[graph] = instantiate(self._gpu, self._gpu.driver.CUgraph(raw))
         except GraphRefused as error:
             raise CudaError(f"{error}{self._recorder.explain(raw, error)}") from error
         self.sources[graph] = source

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from blink_persistent.gpu import structs
 from blink_persistent.gpu.device_ring import DeviceRing
 from blink_persistent.gpu.driver import CudaError, Gpu
+from blink_persistent.gpu.graphs import device_graph
 from blink_persistent.ring import Command, Condition
 
 
@@ -78,8 +79,8 @@ class DeviceScheduler:
         initialize = program.function("blink_initialize_state")
         self._addresses = self._make_state(initialize, trace_capacity)
         kernel = program.function("blink_scheduler")
-        self._graph = gpu.device_graph(
-            lambda stream: gpu.launch(kernel, 1, LANES, stream, (self._address, c_uint64))
+        self._graph = device_graph(
+            gpu, lambda stream: gpu.launch(kernel, 1, LANES, stream, (self._address, c_uint64))
         )
         self._stream = gpu.new_stream()
 

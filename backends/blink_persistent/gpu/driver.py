@@ -2,8 +2,8 @@
 
 A `Gpu` is one device's primary context, two streams and everything allocated through it. It belongs
 to one thread at a time. Calls that wait for a resident kernel (freeing memory, loading modules,
-destroying executable graphs) are made only here: inside `exclusive`, which parks the schedulers of
-others, or by who has stopped or parked them all before.
+destroying executable graphs) are made only here and in `graphs.py`: inside `exclusive`, which parks
+the schedulers of others, or by who has stopped or parked them all before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Self
 
@@ -27,14 +27,6 @@ _SLICE_SECONDS = 0.005  # of giving back, for which others stand still at a time
 
 class CudaError(EngineFailure):
     """A driver call failed; the message has CUDA's name for it."""
-
-
-class GraphRefused(CudaError):
-    """A graph cannot be launched from the device; `node` is why, or None."""
-
-    def __init__(self, message: str, node: Any) -> None:
-        super().__init__(message)
-        self.node = node
 
 
 def cuda_driver() -> Any:
@@ -232,63 +224,6 @@ class Gpu:
     def _is_recording(self, stream: Any) -> bool:
         status = self.call("cuStreamIsCapturing", stream)
         return bool(status != self.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
-
-    def device_graph(self, record: Callable[[Any], None]) -> Any:
-        """An executable graph of the work that `record(stream)` gives, ready for device launch.
-
-        Raises CudaError naming the result of its instantiation.
-        """
-        driver, stream = self.driver, self.io
-        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        self.call("cuStreamBeginCapture", stream, mode)
-        try:
-            record(stream)
-        except BaseException:
-            self.abandon_capture(stream)
-            raise
-        graph = self.call("cuStreamEndCapture", stream)
-        try:
-            return self.instantiate(graph)
-        finally:
-            self.call("cuGraphDestroy", graph)
-
-    def abandon_capture(self, stream: Any) -> None:
-        """End a capture in which something has failed, which says why: this raises nothing."""
-        with suppress(CudaError):
-            if (graph := self.call("cuStreamEndCapture", stream)) is not None:
-                self.call("cuGraphDestroy", graph)
-
-    def instantiate(self, graph: Any) -> Any:
-        """The executable of a captured graph, uploaded, ready for device launch; owned here.
-
-        The graph itself stays the caller's. Raises GraphRefused, which says why, and what the
-        refused node is where there is one.
-        """
-        driver = self.driver
-        parameters = driver.CUDA_GRAPH_INSTANTIATE_PARAMS()
-        parameters.flags = driver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH
-        try:
-            with self.exclusive():
-                executable = self.call("cuGraphInstantiateWithParams", graph, parameters)
-        except CudaError as error:
-            reason, node = parameters.result_out.name, parameters.hErrNode_out
-            refused = node if int(node) else None
-            told = f": {self.node_name(node)}" if refused is not None else ""
-            raise GraphRefused(f"{error} ({reason}{told})", refused) from error
-        self.own("cuGraphExecDestroy", executable)
-        self.call("cuGraphUpload", executable, self.io)
-        self.call("cuStreamSynchronize", self.io)
-        return executable
-
-    def node_name(self, node: Any) -> str:
-        """What a captured graph's node is, for a message: its kind, or "kernel" and its name."""
-        kind = self.call("cuGraphNodeGetType", node)
-        if kind != self.driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
-            return str(kind.name)
-        kernel = self.call("cuGraphKernelNodeGetParams", node)
-        if int(kernel.func) != 0:
-            return f"kernel {self.call('cuFuncGetName', kernel.func).decode()}"
-        return f"kernel {self.call('cuKernelGetName', kernel.kern).decode()}"
 
     def free_bytes(self) -> int:
         """Device memory that nobody has."""

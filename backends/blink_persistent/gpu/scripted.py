@@ -11,6 +11,7 @@ import numpy.typing as npt
 from blink_persistent.gpu import structs
 from blink_persistent.gpu.driver import Gpu
 from blink_persistent.gpu.engine_buffers import EngineLimits, allocate_engine
+from blink_persistent.gpu.graphs import device_graph
 from blink_persistent.graph_grid import DECODE, GraphGrid, GraphKey
 
 WARP = 32
@@ -101,4 +102,4 @@ class DeviceScriptedEngine:
                 self._gpu.launch(self._filler, 1, WARP, stream)
             self._gpu.launch(self._end, 1, 1, stream, engine, (key.phase, c_uint32))
 
-        return self._gpu.device_graph(record)
+        return device_graph(self._gpu, record)

@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from blink_persistent.engines import capture as capturing
 from blink_persistent.engines.capture import BATCH, NOT_CAPTURED, GraphCapture
-from blink_persistent.gpu.driver import CudaError, GraphRefused
+from blink_persistent.gpu.driver import CudaError
+from blink_persistent.gpu.graphs import GraphRefused
 from blink_persistent.graph_grid import DECODE, MIXED, PREFILL, GraphKey, fine_grid
 from blink_persistent.graph_lookup import coarse_part
+
+pytestmark = pytest.mark.usefixtures("fake_instantiation")
 
 GRID = fine_grid(8, 256, max_sequences=2, granularity=16, max_mixed_tokens=128)
 BYTES = 1000  # of an executable
@@ -31,6 +35,11 @@ class FakeGpu:
 
     def free_bytes(self) -> int:
         return 10**6 - BYTES * len(self.made)
+
+
+@pytest.fixture
+def fake_instantiation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capturing, "instantiate", lambda gpu, graph: gpu.instantiate(graph))
 
 
 class FakeRecorder:

@@ -13,6 +13,7 @@ import pytest
 from blink_persistent.gpu import driver
 from blink_persistent.gpu.compile import DeviceCodeError, compile_program
 from blink_persistent.gpu.driver import Gpu
+from blink_persistent.gpu.graphs import device_graph
 from blink_server.errors import Unavailable
 
 
@@ -86,7 +87,7 @@ def test_what_waits_for_resident_kernels_happens_in_slices(fake: FakeDriver) -> 
     gpu = Gpu(exclusive=fake.exclusive)
     gpu.allocate(64)
     kernel = gpu.load("any.cu", ()).function("kernel")
-    gpu.device_graph(lambda stream: gpu.launch(kernel, 1, 1, stream))
+    device_graph(gpu, lambda stream: gpu.launch(kernel, 1, 1, stream))
     for _ in range(2):
         gpu.launch(kernel, 1, 1, gpu.io)
     gpu.close()
@@ -102,7 +103,7 @@ def test_what_waits_for_resident_kernels_happens_in_slices(fake: FakeDriver) -> 
 def test_only_the_first_launch_of_a_kernel_has_a_slice(fake: FakeDriver) -> None:
     gpu = Gpu(exclusive=fake.exclusive)
     kernel = gpu.load("any.cu", ()).function("kernel")
-    gpu.device_graph(lambda stream: gpu.launch(kernel, 1, 1, stream))
+    device_graph(gpu, lambda stream: gpu.launch(kernel, 1, 1, stream))
     for _ in range(2):
         gpu.launch(kernel, 1, 1, gpu.io)
     launches = [call for call in fake.calls if "cuLaunchKernel" in call]
@@ -117,5 +118,5 @@ def test_a_capture_in_which_something_fails_is_ended_and_its_graph_given_back(
 
     gpu = Gpu(exclusive=fake.exclusive)
     with pytest.raises(ValueError, match="what has failed"):
-        gpu.device_graph(fail)
+        device_graph(gpu, fail)
     assert fake.calls[-2:] == ["cuStreamEndCapture", "cuGraphDestroy"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from blink_persistent.gpu.driver import GraphRefused
+from blink_persistent.gpu.graphs import GraphRefused
 
 
 class TorchRecorder:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from blink_persistent.engines.tensorrt.refused_layer import tell_layer
-from blink_persistent.gpu.driver import Gpu, GraphRefused
+from blink_persistent.gpu.driver import Gpu
+from blink_persistent.gpu.graphs import GraphRefused, capture, node_name
 
 
 class StreamRecorder:
@@ -23,16 +24,8 @@ class StreamRecorder:
         self._gpu.call("cuStreamSynchronize", self.stream)
 
     def record(self, step: Callable[[], None]) -> tuple[Any, int]:
-        gpu = self._gpu
-        mode = gpu.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        gpu.call("cuStreamBeginCapture", self.stream, mode)
-        try:
-            step()
-        except BaseException:
-            gpu.abandon_capture(self.stream)
-            raise
-        graph = gpu.call("cuStreamEndCapture", self.stream)
-        gpu.own("cuGraphDestroy", graph)
+        graph = capture(self._gpu, self.stream, step)
+        self._gpu.own("cuGraphDestroy", graph)
         return graph, int(graph)
 
     def explain(self, graph: int, refused: GraphRefused) -> str:
@@ -43,7 +36,7 @@ class StreamRecorder:
         numbers = [int(node) for node in nodes]
         if int(refused.node) not in numbers:  # it may be a node of a graph in this one
             return ""
-        names = [self._gpu.node_name(node) for node in nodes]
+        names = [node_name(self._gpu, node) for node in nodes]
         return tell_layer(names, numbers.index(int(refused.node)), self._layers())
 
     def _nodes(self, graph: Any) -> list[Any]:
