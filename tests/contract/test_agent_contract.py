@@ -122,12 +122,18 @@ def _fake_verbs() -> Iterator[MakePort]:
 
 def _rdma() -> Iterator[MakePort]:
     """From one of the guest's devices to the other; see tests/rdma."""
+    from rdma_frontend.testing.guest import PORTS_FRONTEND_DEVICE, PORTS_HOST_DEVICE
     from rdma_frontend.testing.rdma_ring import RdmaRing
 
     with ThreadedRing(SHAPE) as ring:
         harness = ring.harness
         harness.scripted.step_microseconds = STEP_NS // 1000
-        rdma = RdmaRing(harness.ring_fd, harness.ring_doorbell, host="rxe1", frontend="rxe0")
+        rdma = RdmaRing(
+            harness.ring_fd,
+            harness.ring_doorbell,
+            host=PORTS_HOST_DEVICE,
+            frontend=PORTS_FRONTEND_DEVICE,
+        )
         yield rdma.port
         rdma.close()
 

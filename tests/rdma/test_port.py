@@ -18,7 +18,13 @@ from blink_server.errors import Unavailable
 from rdma_frontend.device import Device
 from rdma_frontend.gpu_end import GpuEnd
 from rdma_frontend.port import _DEPTH, RdmaPort
-from rdma_frontend.testing.guest import FRONTEND_DEVICE, HOST_DEVICE, SHAPE, set_link
+from rdma_frontend.testing.guest import (
+    PORTS_FRONTEND_DEVICE,
+    PORTS_HOST_DEVICE,
+    PORTS_HOST_LINK,
+    SHAPE,
+    set_link,
+)
 from rdma_frontend.testing.rdma_ring import RdmaRing
 
 pytestmark = pytest.mark.rdma
@@ -32,8 +38,8 @@ def rdma(ring: ThreadedRing) -> Iterator[RdmaRing]:
     rdma = RdmaRing(
         ring.harness.ring_fd,
         ring.harness.ring_doorbell,
-        host=HOST_DEVICE,
-        frontend=FRONTEND_DEVICE,
+        host=PORTS_HOST_DEVICE,
+        frontend=PORTS_FRONTEND_DEVICE,
     )
     yield rdma
     rdma.close()
@@ -88,15 +94,15 @@ def test_a_revoked_region_can_be_had_again(rdma: RdmaRing, port: RdmaPort) -> No
 
 
 def test_a_link_that_is_down_is_told_in_finite_time(port: RdmaPort) -> None:
-    set_link("down")
+    set_link(PORTS_HOST_LINK, "down")
     try:
         lose(port, "the other side does not answer")
     finally:
-        set_link("up")
+        set_link(PORTS_HOST_LINK, "up")
 
 
 def test_more_work_than_the_queue_holds(port: RdmaPort) -> None:
-    count = 5 * _DEPTH
+    count = 2 * _DEPTH + 1
     for number in range(count):
         port.write(Region.PROMPTS, 4 * number, np.array([number], np.uint32).view(np.uint8))
     port.post()
@@ -107,11 +113,11 @@ def test_more_work_than_the_queue_holds(port: RdmaPort) -> None:
 
 def test_requests_go_on_over_another_connection(ring: ThreadedRing, rdma: RdmaRing) -> None:
     """Tokens that came meanwhile are fetched once, what was not sent is sent."""
-    ring.harness.scripted.step_microseconds = 2000
+    ring.harness.scripted.step_microseconds = 10_000
     first = rdma.port(1, 2)
     relay = Relay(first, lambda _range: None)
     workers = PlainFrontend(relay.mirror.ring, SHAPE)
-    asked = [ScriptedRequest(prompt=(3 + n, 5), max_tokens=80, ignore_eos=True) for n in range(20)]
+    asked = [ScriptedRequest(prompt=(3 + n, 5), max_tokens=20, ignore_eos=True) for n in range(20)]
     for slot, request in enumerate(asked[:10]):
         workers.submit(slot, request)
     while not all(workers.output(slot) for slot in range(3)):
@@ -147,7 +153,7 @@ def test_two_agents_at_once(ring: ThreadedRing, rdma: RdmaRing) -> None:
 def test_memory_that_no_device_can_register_is_named(ring: ThreadedRing) -> None:
     """Soft-RoCE takes no dma-buf; the message is what a user without GPUDirect sees."""
     memory = DirectMemory(0, ring.harness.ring_fd)
-    end = GpuEnd(HOST_DEVICE, memory, parts(ring.harness.ring.header, 0, 1))
+    end = GpuEnd(PORTS_HOST_DEVICE, memory, parts(ring.harness.ring.header, 0, 1))
     with pytest.raises(Unavailable, match=r"neither by dma-buf, .* nor by nvidia-peermem"):
         end.renew()
     end.close()

@@ -25,7 +25,8 @@ from blink_server.model_rows import from_columns
 from blink_server.remote.credentials import open_key_directory
 
 SECONDS = 300.0  # longer than anything takes in a guest on a loaded machine
-LONG = 400  # tokens: seconds of generation
+LONG = 100  # tokens: seconds of generation
+STEP_MICROSECONDS = 20_000  # a token's; the guest can do little more in it
 
 
 EXOTIC = """
@@ -148,7 +149,7 @@ def start(directory: Path, transport: str) -> Started:
     environment = {"PYTHONPATH": os.pathsep.join(paths)}
     repository, runtime, plugins = (directory / n for n in ("models", "run", "plugins"))
     limits = {"slots": 1024, "max_rows": 16, "max_prefill_tokens": 512, "max_queue": 400}
-    write_scripted_version(repository, limits=limits, step_microseconds=5000)
+    write_scripted_version(repository, limits=limits, step_microseconds=STEP_MICROSECONDS)
     if transport == "file":  # the guest is slow enough with one model
         exotic = write_scripted_version(repository, "exotic")
         config = json.loads((exotic / "config.json").read_text())

@@ -6,11 +6,13 @@ import subprocess
 
 from blink_persistent.testing.scripted_shape import ScriptedShape
 
-HOST_DEVICE, FRONTEND_DEVICE = "rxe1", "rxe0"
+HOST_DEVICE, FRONTEND_DEVICE = "rxe1", "rxe0"  # of whole servers
 HOST_LINK = "rdma1"  # the network interface below the host's device
+PORTS_HOST_DEVICE, PORTS_FRONTEND_DEVICE = "rxe3", "rxe2"  # of ports' tests, who run beside them
+PORTS_HOST_LINK = "rdma3"
 SHAPE = ScriptedShape(ranges=3, max_rows=8, epoch=5)
 
 
-def set_link(state: str) -> None:
-    """The host's network interface "up" or "down"."""
-    subprocess.run(["ip", "link", "set", HOST_LINK, state], check=True)
+def set_link(link: str, state: str) -> None:
+    """A network interface "up" or "down"."""
+    subprocess.run(["ip", "link", "set", link, state], check=True)
