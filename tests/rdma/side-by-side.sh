@@ -5,7 +5,7 @@ set -uo pipefail
 nothing_selected=5
 
 told=$(mktemp)
-nice -n 5 "$@" tests/rdma tests/contract/test_agent_contract.py >"$told" 2>&1 &
+nice -n 15 "$@" tests/rdma tests/contract/test_agent_contract.py >"$told" 2>&1 &
 "$@" tests/contract/test_frontends.py
 servers=$?
 wait $!
