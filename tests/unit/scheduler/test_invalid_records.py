@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blink_persistent.ring import Reason, SlotState
+from blink_persistent.testing.observed import TraceKind
 from blink_persistent.testing.random_requests import INVALID
 from blink_persistent.testing.scripted_harness import ScriptedHarness
 from blink_persistent.testing.scripted_request import ScriptedRequest
@@ -57,4 +58,33 @@ def test_a_prompt_token_outside_the_vocabulary_is_refused(at: int, token: int) -
         assert status is not None
         assert (status.generated, status.reason) == (0, Reason.INVALID_RECORD)
         assert harness.output(1, 1) == GOOD.answer(harness.shape).tokens
+        assert harness.counters("rows_used", "blocks_used") == [0, 0]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("token", [-1, 101])
+def test_a_generated_token_that_somebody_overwrote_is_refused(
+    token: int, deterministic: bool
+) -> None:
+    """A paused request's tokens are read again: by decode steps, or by a prefill."""
+    shape = ScriptedShape(block_count=32, deterministic=deterministic)
+    requests = [ScriptedRequest(tuple(range(3, 13 + i)), max_tokens=45) for i in range(4)]
+    with ScriptedHarness(shape) as harness:
+        for slot, request in enumerate(requests):
+            harness.submit(slot, 1, request)
+        paused: list[int] = []
+        while not paused:
+            if harness.flight is not None:
+                harness.finish_step()
+            harness.run_pass()
+            paused = [event.a for event in harness.trace() if event.kind == TraceKind.PREEMPT]
+        bad = paused[0]
+        before = harness.output(bad, 1)
+        harness.ring.outputs[0][harness.ring.records["output_offset"][bad]] = token
+        harness.settle()
+        status = harness.accepted(bad, 1)
+        assert status is not None
+        assert (status.generated, status.reason) == (len(before), Reason.INVALID_RECORD)
+        for slot in {*range(4)} - {bad}:
+            assert harness.output(slot, 1) == requests[slot].answer(shape).tokens
         assert harness.counters("rows_used", "blocks_used") == [0, 0]

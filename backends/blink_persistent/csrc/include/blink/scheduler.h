@@ -154,7 +154,8 @@ class Scheduler {
     BLINK_DEV void pause_rows();
     BLINK_DEV void fill_prefill(uint32_t sequences);
     BLINK_DEV void fill_decode(uint32_t rows);
-    BLINK_DEV int32_t generated_token(uint32_t slot) const;
+    BLINK_DEV int32_t generated_token(uint32_t slot);
+    BLINK_DEV int32_t known_token(Request& r, int32_t token);
     BLINK_DEV void fill_sampling(SamplingRow& row, uint32_t slot) const;
     BLINK_DEV void advance_sampling(SamplingRow& row, const Request& r) const;
 

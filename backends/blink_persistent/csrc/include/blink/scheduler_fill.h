@@ -61,13 +61,8 @@ BLINK_DEV void Scheduler<Port>::fill_prefill(uint32_t sequences) {
         const int32_t* output = ring.outputs(range) + r.record.output_offset;
         for (uint32_t t = port.lane(); t < entry.tokens; t += port.lanes()) {
             const uint32_t at = entry.start + t;
-            int32_t token = at < r.record.prompt_length ? prompt[at] : output[at - r.record.prompt_length];
-            if (token < 0 || static_cast<uint32_t>(token) >= engine.vocabulary_size) {
-                token = 0;
-                r.ending = Reason::kInvalidRecord;
-                port.store(&s.row_ended, true);
-            }
-            prefill.token_ids[entry.packed_at + t] = token;
+            const int32_t token = at < r.record.prompt_length ? prompt[at] : output[at - r.record.prompt_length];
+            prefill.token_ids[entry.packed_at + t] = known_token(r, token);
         }
         const uint64_t table = static_cast<uint64_t>(r.row) * engine.max_blocks;
         for (uint32_t b = port.lane(); b < entry.new_blocks; b += port.lanes())
@@ -110,10 +105,19 @@ BLINK_DEV void Scheduler<Port>::fill_decode(uint32_t rows) {
 
 // The generated token that a resumed request computes next.
 template <class Port>
-BLINK_DEV int32_t Scheduler<Port>::generated_token(uint32_t slot) const {
-    const Request& r = request(slot);
+BLINK_DEV int32_t Scheduler<Port>::generated_token(uint32_t slot) {
+    Request& r = request(slot);
     const uint32_t at = r.record.output_offset + r.computed - r.record.prompt_length;
-    return ring.outputs(ring.range_of(slot))[at];
+    return known_token(r, ring.outputs(ring.range_of(slot))[at]);
+}
+
+// A token read from an arena, which frontends can write: its request ends where it is none.
+template <class Port>
+BLINK_DEV int32_t Scheduler<Port>::known_token(Request& r, int32_t token) {
+    if (token >= 0 && static_cast<uint32_t>(token) < engine.vocabulary_size) return token;
+    r.ending = Reason::kInvalidRecord;
+    port.store(&s.row_ended, true);
+    return 0;
 }
 
 template <class Port>
