@@ -86,8 +86,8 @@ def local_answers(url: str) -> list[str]:
     return [found[number] for number in range(REQUESTS)]
 
 
-def stream_request(url: str, prompt: str) -> urllib.request.Request:
-    body = {"model": "scripted", "prompt": prompt, "max_tokens": LONG, "stream": True}
+def stream_request(url: str, prompt: str, tokens: int = LONG) -> urllib.request.Request:
+    body = {"model": "scripted", "prompt": prompt, "max_tokens": tokens, "stream": True}
     return urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -143,7 +143,7 @@ def test_clients_that_go_away_leave_no_request_behind(site: Site) -> None:
 
 @pytest.mark.parametrize("site", TRANSPORTS[:1], indirect=True, scope="module")
 def test_when_the_queue_is_full_clients_are_told_to_come_again(site: Site) -> None:
-    asked = [stream_request(site.remote[0], f"{number}") for number in range(QUEUED)]
+    asked = [stream_request(site.remote[0], f"{number}", 4 * LONG) for number in range(QUEUED)]
     waiting = [HTTPConnection(request.host) for request in asked]
     for connection, request in zip(waiting, asked, strict=True):
         connection.request("POST", request.selector, request.data, dict(request.headers))
