@@ -77,8 +77,7 @@ class RingSession:
             aux_words=self._range.aux_words,
         )
         self._grammars = GrammarStore(self._space.aux, grant.limits, self._range.write_aux)
-        self._ranges = ring.range_count
-        self._longest_queue = -(-grant.max_queue // self._ranges)
+        self._longest_queue = -(-grant.max_queue // ring.range_count)
         self._waiting = 0
         self._bells = bells
         self._detach = detach
@@ -129,8 +128,9 @@ class RingSession:
         return len(self._flights)
 
     def configure(self, config: Mapping[str, Any]) -> None:
-        """See `Session.configure`."""
-        self._longest_queue = -(-config["limits"]["max_queue"] // self._ranges)
+        """See `Session.configure`. The ring here may be an agent's part of the version's."""
+        limits = config["limits"]
+        self._longest_queue = -(-limits["max_queue"] * self._range.slot_count // limits["slots"])
 
     def stats(self) -> SchedulerStats | None:
         """The ring header's counters; None once the ring is let go."""

@@ -95,7 +95,20 @@ async def test_the_queue_s_end_may_move_while_it_serves(start_ring: Any, open_se
     await session.submit(asked)
     with pytest.raises(Overloaded, match="queue is full: 1"):
         await session.submit(asked)
-    session.configure({"limits": {"max_queue": 4}})
+    session.configure({"limits": {"max_queue": 4, "slots": 512}})
     await session.submit(asked)
+    with pytest.raises(Overloaded, match="queue is full: 2"):
+        await session.submit(asked)
+
+
+async def test_an_agent_s_worker_has_its_range_s_share_of_the_version_s_queue(
+    start_ring: Any, open_session: Any
+) -> None:
+    ring = start_ring(ScriptedShape(ranges=1), scheduling=False)  # of four
+    session = open_session(ring, max_queue=2)
+    session.configure({"limits": {"max_queue": 8, "slots": 1024}})
+    asked = request([9, 10], max_tokens=2)
+    for _ in range(2):
+        await session.submit(asked)
     with pytest.raises(Overloaded, match="queue is full: 2"):
         await session.submit(asked)
