@@ -37,11 +37,11 @@ def test_what_is_written_loads_from_its_folder(tmp_path: Path, kind: str) -> Non
     status, output = new_plugin("mine", "--kind", kind, "--to", tmp_path)
     assert status == 0
     assert f"wrote {tmp_path / 'mine'}" in output
+    texts = [file.read_text() for file in (tmp_path / "mine").rglob("*") if file.is_file()]
     choice = PluginChoice(directories=(tmp_path / "mine",))
     found = load_plugins(choice=choice)
     [plugin] = [each for each in found.loaded if each.name == "mine"]
     assert plugin.hooks
-    texts = [file.read_text() for file in (tmp_path / "mine").rglob("*") if file.is_file()]
     assert not any("my_plugin" in text or "skeletons" in text for text in texts)
 
 
