@@ -105,10 +105,13 @@ class Owner:
 
     def _try_to_leave(self) -> None:
         """Leave, unless somebody has connected, or is about to."""
-        with locked(self._files.lock, wait=False) as held:
-            if held and not select.select([self._listener], [], [], 0)[0]:
-                self._files.socket.unlink(missing_ok=True)
-                self._leaving = True
+        try:
+            with locked(self._files.lock, wait=False) as held:
+                if held and not select.select([self._listener], [], [], 0)[0]:
+                    self._files.socket.unlink(missing_ok=True)
+                    self._leaving = True
+        except FileNotFoundError:  # the runtime folder is gone: nobody finds this process any more
+            self._leaving = True
 
     def _lose(self, lost: GpuLost) -> None:
         """End the process: what hangs cannot be taken back, supervisors can start afresh."""
