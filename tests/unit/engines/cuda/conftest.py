@@ -6,10 +6,14 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from blink_persistent.gpu import compile as device_code
+from blink_persistent.testing.model_families import FAMILIES
 
 
 def _interprets() -> bool:
@@ -37,22 +41,6 @@ if INTERPRETS:
     os.environ["TRITON_INTERPRET"] = "1"
 
 CAPACITY = 512  # entries of a block table; enough for rows to be split
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "untied": {"tied_embeddings": False},
-    "qwen2": {"attention_bias": True, "rms_norm_eps": 1e-6},
-    "qwen3": {"qk_norm": True, "rope_theta": 1e6},
-    "three_to_one": {"heads": 3, "kv_heads": 1},
-    "phi": {
-        **{"rotary_dim": 12, "rope_divisors": tuple(1.0 + i / 4 for i in range(6))},
-        **{"rope_magnitude": 1.2},
-    },
-    "qwen3_moe": {
-        **{"family": "qwen3_moe", "qk_norm": True, "intermediate_size": 48},
-        **{"experts": 5, "experts_per_token": 2},
-    },
-}
 
 
 @pytest.fixture(params=FAMILIES)
@@ -114,3 +102,14 @@ def plain_case(kernel_kinds: dict[str, Callable[[Any], Any]]) -> Callable[..., A
     from blink_persistent.testing.model_case import ModelCase
 
     return lambda **changes: ModelCase(kernel_kinds["reference"], changes)
+
+
+@pytest.fixture
+def device_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVRTC and what it needs, with nothing kept from earlier; else the test is skipped."""
+    try:
+        device_code.find_device_runtime()
+        device_code._libraries()
+    except device_code.DeviceCodeError as missing:
+        pytest.skip(f"no device compiler: {missing}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -6,7 +6,6 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -206,15 +205,7 @@ def test_kernels_leave_registers_for_the_small_ones_beside_them(
     assert max(registers) <= 128
 
 
-def test_the_kernels_compile_where_there_is_a_device_compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    try:
-        device_code.find_device_runtime()
-        device_code._libraries()
-    except device_code.DeviceCodeError as missing:
-        pytest.skip(f"no device compiler: {missing}")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_the_kernels_compile_where_there_is_a_device_compiler(device_compiler: None) -> None:
     kernels = [PrimedKernel(8, 1, 8, 4, 6, False), PrimedKernel(7, 2, 64, 2, 6, True)]
     code = device_code.compile_program(
         "primed_product_gpu.cu", arch="sm_90", prologue=primed_code(kernels)
