@@ -37,12 +37,16 @@ _runners = logging.getLogger("blink_server.runners")
 
 
 def configure_logging() -> None:
-    """Log to standard error as the environment says; of libraries nothing below warnings."""
+    """Log to standard error as the environment says; of libraries nothing below warnings.
+
+    What Python warns of (`warnings.warn`) is logged too, by the logger `py.warnings`.
+    """
     handler = logging.StreamHandler()
     handler.addFilter(_add_request_id)
     form = os.environ.get(FORM_VARIABLE, "human")
     handler.setFormatter(_Json() if form == "json" else logging.Formatter(_HUMAN))
     logging.basicConfig(handlers=[handler], force=True)
+    logging.captureWarnings(True)
     set_level(os.environ.get(LEVEL_VARIABLE, "info"))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -70,6 +71,9 @@ class Watcher:
         """
         if not self._events:
             return
+        # watchdog 7 walks a new folder, then also hears of the folders in it, and warns that it has
+        # put a watch where its own, the same, was.
+        warnings.filterwarnings("ignore", "Callback with id", RuntimeWarning, "watchdog")
         handler = _Handler(self._repositories, self._notice)
         try:
             for repository in self._repositories:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -30,6 +31,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root, ours = logging.getLogger(), logging.getLogger("blink_server")
     handlers, levels = root.handlers[:], (root.level, ours.level)
     yield
+    logging.captureWarnings(False)
     root.handlers[:] = handlers
     root.setLevel(levels[0])
     ours.setLevel(levels[1])
@@ -69,6 +71,21 @@ def test_machines_read_one_object_a_line(
     assert (entry["logger"], entry["request_id"]) == ("blink_server.test", "req-1")
     assert entry["process"] == os.getpid()
     assert "ValueError: two\nlines" in entry["exception"]
+
+
+def test_what_python_warns_of_is_a_line_like_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FORM_VARIABLE, "json")
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        configure_logging()
+        warnings.warn("old", RuntimeWarning, stacklevel=1)
+        logging.captureWarnings(False)
+    [line] = written(capsys)
+    entry = json.loads(line)
+    assert (entry["logger"], entry["level"]) == ("py.warnings", "warning")
+    assert "RuntimeWarning: old" in entry["message"]
 
 
 def test_a_runner_s_lines_keep_their_level(

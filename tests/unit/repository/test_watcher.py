@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import warnings
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -120,3 +121,16 @@ async def test_without_watches_left_it_looks_by_time(
     assert "inotify watch limit reached" in caplog.text
     await looked(poor)
     await asyncio.to_thread(poor.close)
+
+
+async def test_folders_within_new_folders_are_no_reason_to_warn(tmp_path: Path) -> None:
+    folders = [tmp_path / f"model{number}" / "1" / "files" for number in range(300)]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.resetwarnings()
+        watcher = Watcher([tmp_path], longest_wait=NEVER)
+        await asyncio.to_thread(watcher.start)
+        making = await asyncio.create_subprocess_exec("mkdir", "-p", *folders)
+        assert await making.wait() == 0
+        await looked(watcher)
+        await asyncio.to_thread(watcher.close)
+    assert not told
