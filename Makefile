@@ -57,13 +57,13 @@ stop:
 	@if [ -x $(BIN)/python ]; then $(BIN)/python tools/demo.py stop; fi
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 $(PYTEST_FLAGS)
 
 test-all: lint
 	$(BIN)/python -m pytest -m "not gpu and not rdma"
 
 test-browser: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m browser tests/console
+	$(BIN)/python -m pytest -m browser $(PYTEST_FLAGS) tests/console
 
 test-rdma: $(VENV)/installed-dev
 	tests/rdma/run.sh
