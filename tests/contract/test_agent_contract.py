@@ -41,7 +41,29 @@ from blink_server.errors import EngineFailure, Unavailable
 VERSION = ModelVersion("tiny", 3, Path("nowhere"), {})
 SHAPE = ScriptedShape(ranges=3, max_rows=8, epoch=5)
 STEP_NS = 200_000  # so that much is in flight for a while
-MakePort = Callable[..., RingPort]  # first_range, ranges
+
+
+class MakePort:
+    """Makes ports to one ring: `make_port(first_range, ranges)`.
+
+    `ring`: the ring, where it is served in this process.
+    """
+
+    def __init__(self, make: Callable[[int, int], RingPort], ring: ThreadedRing | None) -> None:
+        self._make = make
+        self._ring = ring
+
+    def __call__(self, first_range: int, ranges: int) -> RingPort:
+        return self._make(first_range, ranges)
+
+    def stand_still_after(self, steps: int) -> None:
+        """Nothing that is submitted next ends before `go_on`; on a GPU it takes a while."""
+        if self._ring is not None:
+            self._ring.pause_after = steps
+
+    def go_on(self) -> None:
+        if self._ring is not None:
+            self._ring.open_gate.set()
 
 
 PORTS = {
@@ -74,7 +96,7 @@ def _memory() -> Iterator[MakePort]:
                 doorbell=harness.doorbell,
             )
 
-        yield make
+        yield MakePort(make, ring)
 
 
 def _late() -> Iterator[MakePort]:
@@ -88,7 +110,7 @@ def _late() -> Iterator[MakePort]:
             gpu: Any = LateGpu(harness.ring_doorbell)
             return CudaPort(gpu, address, first_range=first_range, ranges=ranges)
 
-        yield make
+        yield MakePort(make, ring)
 
 
 def _cuda() -> Iterator[MakePort]:
@@ -108,7 +130,7 @@ def _cuda() -> Iterator[MakePort]:
             def make(first_range: int, ranges: int) -> RingPort:
                 return CudaPort.open(handle, 0, first_range=first_range, ranges=ranges)
 
-            yield make
+            yield MakePort(make, None)
             runner.communicate()
 
 
@@ -134,7 +156,7 @@ def _rdma() -> Iterator[MakePort]:
             host=PORTS_HOST_DEVICE,
             frontend=PORTS_FRONTEND_DEVICE,
         )
-        yield rdma.port
+        yield MakePort(rdma.port, ring)
         rdma.close()
 
 
@@ -329,6 +351,7 @@ async def test_a_bad_record_ends_its_request_only(served: Served) -> None:
 async def test_a_successor_takes_over_a_living_ring(make_port: MakePort, short_path: Path) -> None:
     first = Served(make_port, short_path / "first.sock")
     session = await first.connect()
+    make_port.stand_still_after(3)
     asked = GenerateRequest(prompt_ids=[4], max_tokens=90, ignore_eos=True)
     streams = [await session.submit(asked) for _ in range(100)]
     await anext(aiter(streams[0]))
@@ -336,6 +359,7 @@ async def test_a_successor_takes_over_a_living_ring(make_port: MakePort, short_p
     with pytest.raises(EngineFailure, match="is gone"):
         await events_of(streams[-1])
     await session.close()
+    make_port.go_on()
 
     second = Served(make_port, short_path / "second.sock")
     session = await second.connect()

@@ -102,6 +102,14 @@ class Machine:
     async def connect(self) -> RingSession:
         return await connect(VERSION, Endpoint("shm", {"socket": str(self.agent_socket)}))
 
+    def stand_still_after(self, steps: int) -> None:
+        """Of what is submitted next nothing ends, as its engine takes no more than so many steps
+        before `go_on`."""
+        self.ring.pause_after = steps
+
+    def go_on(self) -> None:
+        self.ring.open_gate.set()
+
     def states(self) -> set[SlotState]:
         atomic = self.ring.harness.ring.atomic
         return {unpack_status(atomic.status(slot)[2])[1] for slot in range(256, 512)}
@@ -153,9 +161,11 @@ async def test_serves_workers_and_ends_in_order(machine: Machine) -> None:
 
 async def test_a_killed_worker_leaves_nothing_behind_in_the_ring(machine: Machine) -> None:
     machine.serving_agent()
+    machine.stand_still_after(3)
     worker = machine.busy_worker()
     assert machine.states() > {SlotState.EMPTY}
     end(worker, signal.SIGKILL)
+    machine.go_on()
     async with asyncio.timeout(20):
         session = await machine.connect()  # answered once the agent has the range back
     assert machine.states() == {SlotState.EMPTY}
@@ -169,12 +179,14 @@ async def test_a_killed_worker_leaves_nothing_behind_in_the_ring(machine: Machin
 async def test_a_killed_agents_successor_goes_on_with_its_tickets(machine: Machine) -> None:
     agent = machine.serving_agent()
     session = await machine.connect()
+    machine.stand_still_after(3)
     streams = [await session.submit(request([5], max_tokens=90)) for _ in range(30)]
     await anext(aiter(streams[0]))
     end(agent, signal.SIGKILL)
     with pytest.raises(EngineFailure, match="is gone"):
         await events_of(streams[-1])
     await session.close()
+    machine.go_on()
 
     machine.serving_agent()  # says so once nothing of the first agent's is left
     assert machine.states() == {SlotState.EMPTY}

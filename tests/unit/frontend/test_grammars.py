@@ -73,10 +73,13 @@ async def emptied(session: RingSession) -> None:
 
 
 async def answers(
-    session: RingSession, grammar: Grammar, count: int
+    ring: ThreadedRing, session: RingSession, grammar: Grammar, count: int
 ) -> list[tuple[list[int], FinishReason]]:
-    asked = [request(grammar, seed=seed) for seed in range(count)]
-    return await asyncio.gather(*(answer(session, one) for one in asked))
+    """All of them are there before the first has a token."""
+    ring.open_gate.clear()
+    streams = [await session.submit(request(grammar, seed=seed)) for seed in range(count)]
+    ring.open_gate.set()
+    return [await read(stream) for stream in streams]
 
 
 def assert_fulfils(tokens: list[int], reason: FinishReason) -> bool:
@@ -107,8 +110,8 @@ async def test_a_preempted_answer_goes_on_in_its_state(noisy: Any, open_session:
     ample, scarce = noisy(), noisy(replace(SHAPE, block_count=40))
     long = {"type": "string", "minLength": 60, "maxLength": 70}
     grammar = grammar_of({"type": "json_schema", "schema": long}, TOKENS)
-    expected = await answers(open_session(ample), grammar, 8)
-    found = await answers(open_session(scarce), grammar, 8)
+    expected = await answers(ample, open_session(ample), grammar, 8)
+    found = await answers(scarce, open_session(scarce), grammar, 8)
     assert found == expected
     assert ample.harness.ring.field("preemptions") == 0
     assert scarce.harness.ring.field("preemptions") > 0

@@ -7,6 +7,7 @@ import pytest
 
 from blink_persistent.testing.scripted_session import (
     continuation,
+    events_of,
     generate,
     request,
     until_idle,
@@ -40,10 +41,14 @@ async def test_many_requests_get_their_own_tokens(start_ring: Any, open_session:
 
 async def test_a_preempted_request_shows_nothing_of_it(start_ring: Any, open_session: Any) -> None:
     ring = start_ring(ScriptedShape(block_count=24))
+    ring.open_gate.clear()  # all of them are there before the first has its blocks
     session = open_session(ring)
     asked = [request([3 + n, 4, 5], max_tokens=60) for n in range(12)]
-    answers = await asyncio.gather(*(generate(session, one) for one in asked))
-    assert [tokens for tokens, _ in answers] == [continuation(ring, one) for one in asked]
+    streams = [await session.submit(one) for one in asked]
+    ring.open_gate.set()
+    for one, stream in zip(asked, streams, strict=True):
+        tokens = [token for event in await events_of(stream) for token in event.token_ids]
+        assert tokens == continuation(ring, one)
     assert ring.harness.ring.field("preemptions") > 0
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -99,19 +103,47 @@ def reach(harness: ScriptedHarness, condition: Condition) -> None:
         os.sched_yield()
 
 
+class LetEngine:
+    """Steps as often as it is let, so that a request lasts as long as its test wants."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._let = threading.Semaphore(0)
+
+    def let(self, steps: int) -> None:
+        self._let.release(steps)
+
+    def step(self, *launch: int) -> None:
+        self._let.acquire()
+        self._engine.step(*launch)
+
+
+@contextmanager
+def serving_when_let(harness: ScriptedHarness) -> Iterator[LetEngine]:
+    engine: Any = LetEngine(harness.scripted)
+    harness.scripted = engine
+    with harness.serving():
+        try:
+            yield engine
+        finally:
+            engine.let(1000)
+
+
 def test_a_parked_scheduler_resumes_where_it_stopped() -> None:
     with ScriptedHarness(ScriptedShape()) as harness:
-        harness.scripted.step_microseconds = 200
         request = ScriptedRequest((5, 6, 7), max_tokens=80)
-        with harness.serving():
+        with serving_when_let(harness) as engine:
             harness.submit(0, 1, request)
             for _ in range(5):
+                engine.let(1)
                 harness.wait(0)
                 harness.scheduler.command(Command.PARK)
+                engine.let(1)  # the step that is under way is waited for
                 reach(harness, Condition.PARKED)
                 assert harness.status(0).reason == Reason.NONE
                 harness.scheduler.command(Command.RUN)
                 reach(harness, Condition.RUNNING)
+            engine.let(80)
             while (status := harness.accepted(0, 1)) is None or status.reason == Reason.NONE:
                 harness.wait(0)
         assert harness.counters("parks") == [5]
