@@ -23,7 +23,8 @@ from blink_server.backend import ModelVersion
 
 CONTEXT_LENGTH = 4096
 
-# A worker that fills `count` slots of its range with requests that do not end by themselves.
+# A worker that fills `count` slots of its range with requests that do not end by themselves. It
+# answers when all of them are claimed and one has a token.
 WORKER = """
 import json, os, select, socket, sys, mmap
 from blink_persistent.ring import LAYOUT_HASH, Ring
@@ -42,7 +43,14 @@ for slot in range(first, first + count):
     ring.records[slot]["top_p"] = ring.records[slot]["repetition_penalty"] = 1
     ring.atomic.submit(slot, ring.atomic.submitted(slot) + 1)
 os.eventfd_write(fds[1], 1)
-while not any(ring.atomic.status(slot)[2] & 0xFFFFFFFF for slot in range(first, first + count)):
+
+def begun():
+    slots = range(first, first + count)
+    statuses = [ring.atomic.status(slot) for slot in slots]
+    claimed = [status[0] for status in statuses] == [ring.atomic.submitted(slot) for slot in slots]
+    return claimed and any(status[2] & 0xFFFFFFFF for status in statuses)
+
+while not begun():
     select.select([fds[2]], [], [])
     os.eventfd_read(fds[2])
 print(json.dumps(answer), flush=True)
