@@ -41,8 +41,8 @@ def test_it_ends_with_its_last_link(short_path: Path, linked: bool, folder_goes:
             running = threading.Thread(target=owner.run, daemon=True)
             running.start()
             link = connected(files) if linked else None
-        if folder_goes:
-            shutil.rmtree(directory)
+        if folder_goes:  # at once: its files go while nobody makes others
+            shutil.rmtree(directory.rename(short_path / "gone"))
         if link is not None:
             link.close()
         running.join(30)
