@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
+from blink_server.testing.eventually import eventually
 from blink_server.testing.fake_repository import token_ids, write_fake_version
 from blink_server.testing.server_process import ServerProcess
 from blink_server.testing.tiny_repository import write_json
@@ -72,7 +73,15 @@ def _load_use_unload(url: str) -> None:
     assert (config["name"], effective["backend"]) == ("echo", "fake")
     result = client.infer("echo", [texts("text_input", "?")], parameters={"max_tokens": 4})
     assert result.as_numpy("text_output").tolist() == [b"?abab"]
-    [statistics] = client.get_inference_statistics("echo")["model_stats"]
+
+    async def told() -> Any:
+        [statistics] = client.get_inference_statistics("echo")["model_stats"]
+        return statistics
+
+    # It is counted a moment after the answer.
+    statistics = asyncio.run(
+        eventually(told, lambda each: each["inference_stats"]["success"]["count"] > 0)
+    )
     assert statistics["inference_stats"]["success"]["count"] == 1
     assert statistics["inference_stats"]["success"]["ns"] > 0
     assert statistics["last_inference"] > 1e12
@@ -196,12 +205,18 @@ async def test_what_serves_is_ready_and_its_index_says_why_its_reload_failed(
     write_json(directory / "fake.json", {"answer": token_ids("b"), "exit_code": 3})
     await server.line("exit code 3")
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        # A worker hears of it a moment after the log.
+        told = await eventually(
+            lambda: client.post("/v2/repository/index", json={"ready": True}),
+            lambda told: "exit code 3" in told.text,
+        )
+        [row] = told.json()
+        assert (row["name"], row["version"], row["state"]) == ("echo", "1", "READY")
         assert (await client.get("/v2/models/echo/ready")).status_code == 200
         assert (await client.get("/v2/health/ready")).status_code == 200
-        [row] = (await client.post("/v2/repository/index", json={"ready": True})).json()
-        assert (row["name"], row["version"], row["state"]) == ("echo", "1", "READY")
-        assert "exit code 3" in row["reason"]
         write_fake_version(repository, "other", exit_code=4)
         await server.line("exit code 4")
-        reply = await client.get("/v2/health/ready")
-        assert (reply.status_code, "other:1 is " in reply.text) == (503, True)
+        reply = await eventually(
+            lambda: client.get("/v2/health/ready"), lambda reply: reply.status_code == 503
+        )
+        assert "other:1 is " in reply.text

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -39,6 +39,20 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+LONG, SHORT = 30.0, 0.05  # seconds
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[float | None], None]:
+    """Sets how long another worker's answer is waited for; at first, longer than any takes."""
+
+    def wait(seconds: float | None) -> None:
+        monkeypatch.setattr(shared_metrics, "_ANSWER_SECONDS", seconds)
+
+    wait(LONG)
+    return wait
 
 
 def count(metrics: Metrics, request_id: str) -> None:
@@ -172,13 +186,14 @@ async def test_a_full_disk_does_not_end_the_telling(
 
 
 async def test_one_that_hangs_is_shown_as_it_was_and_waited_for_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, patience: Callable[[float | None], None]
 ) -> None:
     async with started(tmp_path) as metrics, worker(tmp_path) as other:
         assert (await value(metrics, TOKENS), await value(metrics, WAITING)) == (4, 1)
         os.kill(other.pid, signal.SIGSTOP)
+        patience(SHORT)
         assert await value(metrics, TOKENS) == 4
-        monkeypatch.setattr(shared_metrics, "_ANSWER_SECONDS", None)  # to wait were to wait forever
+        patience(None)  # to wait were to wait forever
         async with asyncio.timeout(30):
             for _ in range(3):
                 assert (await value(metrics, TOKENS), await value(metrics, WAITING)) == (4, 0)
@@ -189,10 +204,13 @@ async def test_one_that_hangs_is_shown_as_it_was_and_waited_for_once(
         assert (await value(metrics, TOKENS), await value(metrics, WAITING)) == (4, 1)
 
 
-async def test_one_that_hangs_and_is_killed_leaves_its_counts(tmp_path: Path) -> None:
+async def test_one_that_hangs_and_is_killed_leaves_its_counts(
+    tmp_path: Path, patience: Callable[[float | None], None]
+) -> None:
     async with started(tmp_path) as metrics, worker(tmp_path) as other:
         assert await value(metrics, TOKENS) == 4
         os.kill(other.pid, signal.SIGSTOP)
+        patience(SHORT)
         assert await value(metrics, TOKENS) == 4
         other.kill()
         await other.wait()
