@@ -106,9 +106,10 @@ class ServerProcess:
         """The worker that has the server's end of a TCP connection over IPv4."""
         inode = _inode_of_server_end(client_port)
         for worker in self.workers():
-            links = Path(f"/proc/{worker.pid}/fd").iterdir()
-            if any(f"socket:[{inode}]" == _target(link) for link in links):
-                return worker
+            with contextlib.suppress(OSError):  # one that has ended meanwhile
+                links = Path(f"/proc/{worker.pid}/fd").iterdir()
+                if any(f"socket:[{inode}]" == _target(link) for link in links):
+                    return worker
         raise AssertionError(f"no worker serves port {client_port}")
 
     def kill_everything(self) -> None:

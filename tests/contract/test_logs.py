@@ -39,7 +39,7 @@ async def test_every_line_of_every_process_is_an_object(start: Start, repository
     told = json.loads(await server.line("was sent SIGKILL"))
     assert (told["logger"], told["level"]) == ("gunicorn.error", "error")
     await server.line("UNAVAILABLE")
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         assert (await client.get(f"{url}/health/live")).status_code == 200
     assert await server.stop() == 0
     begun = next(place for place, line in enumerate(server.lines) if line.startswith("{"))
@@ -56,7 +56,7 @@ async def test_the_level_of_a_running_server_can_be_changed(start: Start, reposi
     assert await log_level("error", server.runtime) == (0, "the server logs from error up\n")
     quiet = len(server.lines)
     write_fake_version(repository, "second")
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         await eventually(
             lambda: client.get(f"{url}/v1/models/second"), lambda reply: reply.status_code == 200
         )

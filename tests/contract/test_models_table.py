@@ -126,7 +126,7 @@ async def test_metrics_have_the_state_and_the_time_of_the_load(
     write_fake_version(repository)
     server = await start()
     url = await server.ready()
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         lines = (await client.get(f"{url}/metrics")).text.splitlines()
     assert 'blink_model_state{model="echo",state="READY",version="1"} 1.0' in lines
     assert 'blink_model_state{model="echo",state="LOADING",version="1"} 0.0' in lines

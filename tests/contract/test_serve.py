@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,22 @@ def assert_nothing_left(short_path: Path) -> None:
     assert not (short_path / "run").exists() or not list((short_path / "run").iterdir())
 
 
+async def until_ended(short_path: Path) -> None:
+    """What was sent SIGKILL ends when the kernel gets to it; nobody waits for a worker's end."""
+
+    async def left() -> Sequence[int]:
+        return processes(short_path / "run")
+
+    await eventually(left, lambda left: not left)
+
+
 def body(model: str = "echo", max_tokens: int = 12, **more: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": PROMPT}]
     return {"model": model, "messages": messages, "max_tokens": max_tokens, **more}
 
 
 async def chat(url: str, **fields: Any) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         return await client.post(f"{url}/v1/chat/completions", json=body(**fields))
 
 
@@ -125,7 +134,7 @@ async def test_http_answers_while_models_load_and_is_ready_after(
     server = await start(f"--port={port}")
     await server.line("echo:1 LOADING")
     url = f"http://127.0.0.1:{port}"
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         assert (await client.get(f"{url}/health/live")).status_code == 200
         assert (await client.get(f"{url}/health/ready")).status_code == 503
     assert (await chat(url)).status_code in (404, 503)
@@ -160,7 +169,7 @@ async def test_other_machines_need_a_key(start: Start, repository: Path, short_p
     url = await server.ready()
     assert "s3cret" not in server.output
     assert (await chat(url)).status_code == 401
-    async with httpx.AsyncClient(headers={"Authorization": "Bearer s3cret"}) as client:
+    async with httpx.AsyncClient(timeout=60, headers={"Authorization": "Bearer s3cret"}) as client:
         reply = await client.post(f"{url}/v1/chat/completions", json=body())
         assert reply.status_code == 200
 
@@ -172,7 +181,7 @@ async def test_sigterm_refuses_new_requests_and_serves_open_ones_to_the_end(
     server = await start()
     url = await server.ready()
     stream = await Stream.open(url, max_tokens=120)
-    async with httpx.AsyncClient(timeout=30) as kept:
+    async with httpx.AsyncClient(timeout=60) as kept:
         assert (await kept.get(f"{url}/health/ready")).status_code == 200
         server.signal(signal.SIGTERM)
         await server.line("SIGTERM: draining")
@@ -234,6 +243,7 @@ async def test_a_second_signal_ends_everything_at_once(
     with pytest.raises(httpx.TransportError):
         await stream.rest()
     await stream.close()
+    await until_ended(short_path)
     assert_nothing_left(short_path)
 
 
@@ -299,7 +309,7 @@ async def test_a_killed_gunicorn_is_started_again(
     before = server.front()
     os.kill(before.pid, signal.SIGKILL)
     await server.line("gunicorn ended: signal SIGKILL; starting it again")
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         assert (await client.get(f"{url}/health/live")).status_code == 200
     await until_served(url)
     assert await server.stop() == 0
