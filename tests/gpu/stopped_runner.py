@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+from blink_persistent.gpu.device_ring import DeviceRing
 from blink_persistent.testing.device_harness import DeviceHarness
 from blink_persistent.testing.scripted_request import ScriptedRequest
 from blink_persistent.testing.scripted_shape import ScriptedShape
@@ -28,6 +29,7 @@ def main() -> None:
         harness.submit(requests)
         harness.scheduler.launch()
         harness.wait_until(lambda: harness.ring.field("steps") > 20, "the streams generate")
+        assert isinstance(harness.ring, DeviceRing)
         print(harness.gpu.share(harness.ring.address).hex(), flush=True)
         sys.stdin.readline()
         harness.wait_for_ends(requests)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.gpu
 VERSION = ModelVersion("tiny", 3, Path("nowhere"), {})
 STREAMS = 64
 TOKENS = 600
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "ranges": 2, "max_rows": 64, "max_sequences": 8, "max_prefill_tokens": 512,
     "context_length": 640, "block_size": 16, "block_count": 64 * 40 + 1,
 }  # fmt: skip

@@ -109,7 +109,7 @@ def paged(
 
     weights = fill_weights(architecture, fill, device="cuda", dtype=torch.bfloat16)
     fused = make_kernels(architecture)
-    room = {"device": "cuda", "tokens": 2048, "block_size": 64, "block_count": 200}
+    room: dict[str, Any] = {"device": "cuda", "tokens": 2048, "block_size": 64, "block_count": 200}
     return (
         PagedDecoder.build(architecture, weights, fused, **room),
         PagedDecoder.build(architecture, weights, ReferenceKernels(), **room),

@@ -80,14 +80,13 @@ def test_a_primed_product_is_the_librarys(name: str) -> None:
     torch.manual_seed(1)
     weight = torch.randn(product.shape, device="cuda", dtype=torch.bfloat16)
     weight /= product.shape[1] ** 0.5
-    cuts = {
-        (product.shape, tile): likely_cut(
-            product.shape, tile, gated=product.gated, in_parts=product.in_parts
-        )
-        for tile in ROW_TILES
-    }
+    cuts = {}
+    for tile in ROW_TILES:
+        cut = likely_cut(product.shape, tile, gated=product.gated, in_parts=product.in_parts)
+        assert cut is not None
+        cuts[product.shape, tile] = cut
     with Gpu() as gpu:
-        options = {"device": "cuda", "primed": primed_on(gpu)(cuts)}
+        options: dict[str, Any] = {"device": "cuda", "primed": primed_on(gpu)(cuts)}
         products = Products([product.shape], cuts, chained=True, **options)
         for rows in ROWS:
             x = torch.randn(rows, product.shape[1], device="cuda", dtype=torch.bfloat16)
@@ -102,13 +101,14 @@ def test_chained_products_wait_for_what_they_read() -> None:
     weights = torch.randn(links, 2 * size, size, device="cuda", dtype=torch.bfloat16)
     weights /= size**0.5
     cut = likely_cut((2 * size, size), 8, gated=True, in_parts=False)
+    assert cut is not None
     cuts = {((2 * size, size), 8): cut}
     rows = [torch.randn(4, size, device="cuda", dtype=torch.bfloat16)]
     rows += [torch.zeros_like(rows[0]) for _ in range(links)]
     room = torch.empty(4, 2 * size, device="cuda", dtype=torch.bfloat16)
 
     with Gpu() as gpu:
-        options = {"device": "cuda", "primed": primed_on(gpu)(cuts)}
+        options: dict[str, Any] = {"device": "cuda", "primed": primed_on(gpu)(cuts)}
 
         def run(chained: bool) -> Any:
             products = Products([(2 * size, size)], cuts, chained=chained, **options)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from blink_persistent import _native
+from blink_persistent.gpu.device_scheduler import DeviceScheduler
 from blink_persistent.gpu.driver import Gpu
 from blink_persistent.ring import Condition, Reason, SlotState
 from blink_persistent.testing.device_harness import DeviceHarness
@@ -34,6 +35,12 @@ SLABS = ScriptedShape(
     eos_every=60,
 )
 MIXED = replace(CROWDED, prefill_chunk=24, max_mixed_tokens=32, max_mixed_rows=8)
+SHAPES = {
+    "paged": CROWDED,
+    "slabs": SLABS,
+    "mixed": MIXED,
+    "deterministic": replace(CROWDED, deterministic=True),
+}
 STREAMS = ScriptedShape(
     max_rows=64, max_sequences=8, max_prefill_tokens=512, context_length=2048, block_count=9000,
     block_size=16,
@@ -71,7 +78,7 @@ def check_answers(harness: DeviceHarness, requests: dict[int, ScriptedRequest]) 
         assert (harness.output(slot), status.reason) == (expected.tokens, expected.reason), slot
 
 
-@pytest.mark.parametrize("shape", [CROWDED, SLABS, MIXED], ids=["paged", "slabs", "mixed"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_crowded_requests_get_the_rules_answers(shape: ScriptedShape) -> None:
     requests = random_requests(shape, 64, seed=1)
     with DeviceHarness(shape) as harness:
@@ -189,6 +196,7 @@ def test_a_closed_ring_refuses_and_finishes() -> None:
 def test_a_graph_that_cannot_be_launched_fails_by_name() -> None:
     with DeviceHarness(ScriptedShape()) as harness:
         no_graphs = np.zeros(len(harness.engine.graphs), np.uint64)
+        assert isinstance(harness.scheduler, DeviceScheduler)
         harness.gpu.put(harness.scheduler._parameters.graphs, no_graphs)
         harness.submit(long_requests(2, 10))
         harness.scheduler.launch()

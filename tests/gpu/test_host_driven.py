@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from blink_persistent import _native
 from blink_persistent.gpu.driver import CudaError, Gpu
 from blink_persistent.ring import Condition, Reason
+from blink_persistent.testing.device_harness import LaunchableEngine
 from blink_persistent.testing.host_driven_harness import HostDrivenHarness
 from blink_persistent.testing.scripted_request import ScriptedRequest
 from blink_persistent.testing.scripted_shape import ScriptedShape
@@ -26,6 +28,12 @@ SLABS = ScriptedShape(
     eos_every=60,
 )  # fmt: skip
 MIXED = replace(CROWDED, prefill_chunk=24, max_mixed_tokens=32, max_mixed_rows=8)
+SHAPES = {
+    "paged": CROWDED,
+    "slabs": SLABS,
+    "mixed": MIXED,
+    "deterministic": replace(CROWDED, deterministic=True),
+}
 WAITS = {"synchronizes": False, "polls": True}
 
 
@@ -50,7 +58,7 @@ def check_answers(harness: HostDrivenHarness, requests: dict[int, ScriptedReques
 
 
 @pytest.mark.parametrize("polls", WAITS.values(), ids=WAITS.keys())
-@pytest.mark.parametrize("shape", [CROWDED, SLABS, MIXED], ids=["paged", "slabs", "mixed"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_crowded_requests_get_the_rules_answers(shape: ScriptedShape, polls: bool) -> None:
     requests = random_requests(shape, 64)
     with HostDrivenHarness(shape, polls=polls) as harness:
@@ -102,10 +110,9 @@ def test_park_holds_between_two_steps() -> None:
 
 def test_a_graph_that_cannot_be_launched_fails_by_name() -> None:
     class WithoutGraphs(HostDrivenHarness):
-        def _make_scheduler(self, trace_capacity: int, profile_capacity: int) -> None:
-            made = self.engine.graphs
-            self.engine.graphs = [0] * len(made)
-            super()._make_scheduler(trace_capacity, profile_capacity)
+        def _make_scheduler(self, engine: LaunchableEngine, *capacities: int) -> None:
+            without = SimpleNamespace(tables=engine.tables, graphs=[0] * len(engine.graphs))
+            super()._make_scheduler(without, *capacities)
 
     with WithoutGraphs(ScriptedShape()) as harness:
         requests = {slot: ScriptedRequest((5, 6)) for slot in (0, 1)}

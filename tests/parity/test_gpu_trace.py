@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,8 +21,10 @@ from blink_server.errors import Unavailable
 
 pytestmark = pytest.mark.gpu
 
+PAGED = ScriptedShape(max_rows=6, max_sequences=3, block_count=40, eos_every=40)
 SHAPES = {
-    "paged": ScriptedShape(max_rows=6, max_sequences=3, block_count=40, eos_every=40),
+    "paged": PAGED,
+    "deterministic": replace(PAGED, deterministic=True),
     "rows": ScriptedShape(max_rows=4, max_sequences=1, rows_movable=False, eos_every=40),
     "mixed": ScriptedShape(
         max_rows=6, max_sequences=3, block_count=40, eos_every=40,

@@ -91,6 +91,7 @@ class DeviceHarness:
             eos_token_ids=(shape.eos_token_id,),
             rows_movable=shape.rows_movable,
             token_granularity=shape.token_granularity,
+            deterministic=shape.deterministic,
             prefill_chunk=shape.prefill_chunk,
         )
         self.engine = DeviceScriptedEngine(
