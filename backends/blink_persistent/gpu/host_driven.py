@@ -139,7 +139,8 @@ class HostDrivenScheduler:
     def _register(self, memory: npt.NDArray[np.uint8]) -> None:
         """Sampling rows point into the ring: the GPU must see it, and under the same address."""
         flags = self._gpu.driver.CU_MEMHOSTREGISTER_DEVICEMAP
-        self._gpu.call("cuMemHostRegister", memory.ctypes.data, memory.nbytes, flags)
+        with self._gpu.exclusive():
+            self._gpu.call("cuMemHostRegister", memory.ctypes.data, memory.nbytes, flags)
         if int(self._gpu.call("cuMemHostGetDevicePointer", memory.ctypes.data, 0)) != (
             memory.ctypes.data
         ):
@@ -149,7 +150,8 @@ class HostDrivenScheduler:
     def _unregister(self) -> None:
         memory, self._memory = self._memory, np.empty(0, np.uint8)
         if memory.nbytes:
-            self._gpu.call("cuMemHostUnregister", memory.ctypes.data)
+            with self._gpu.exclusive():  # it may wait, as freeing pinned memory does
+                self._gpu.call("cuMemHostUnregister", memory.ctypes.data)
 
 
 def host_tables(gpu: Gpu, engine: structs.EngineTables) -> _native.HostEngine:

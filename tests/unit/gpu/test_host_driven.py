@@ -10,6 +10,7 @@ import ctypes
 import os
 import select
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import c_int, c_size_t, c_uint64
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +56,8 @@ class FakeGpu:
         self.failing = ""
         self.missing = ""
         self.registered: list[int] = []
+        self.slices: list[list[str]] = []
+        self._slice: list[str] | None = None
         self.tables = structs.EngineTables()
         self._memory: list[Any] = []
         self._queue: list[Callable[[], object]] = []
@@ -87,7 +90,18 @@ class FakeGpu:
     def new_stream(self) -> int:
         return STREAM
 
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        self._slice = []
+        self.slices.append(self._slice)
+        try:
+            yield
+        finally:
+            self._slice = None
+
     def call(self, function: str, *arguments: Any) -> Any:
+        if self._slice is not None:
+            self._slice.append(function)
         match function:
             case "cuCtxGetCurrent":
                 return CONTEXT
@@ -247,6 +261,8 @@ def test_the_ring_is_registered_while_it_serves(rig: Rig) -> None:
     assert rig.gpu.registered == [rig.ring.memory.ctypes.data]
     scheduler.close()
     assert rig.gpu.registered == []
+    # Each may wait for the schedulers that reside on the GPU.
+    assert rig.gpu.slices == [["cuMemHostRegister"], ["cuMemHostUnregister"]]
 
 
 def test_scattered_step_buffers_are_refused(rig: Rig) -> None:
