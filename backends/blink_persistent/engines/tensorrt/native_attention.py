@@ -1,11 +1,13 @@
 """Attention over paged KV from TensorRT's own layers, without a plugin.
 
 A page is a batch row of a KV-cache update, whose packed form takes another number of tokens for
-each row; so tokens are put in the order of their pages first. Then all pages of all block tables
-are gathered, with zeros for what nobody has written, and every token attends to them under a mask.
-It copies the whole context in each step and computes each token's scores for every row's entries:
-right everywhere, fast nowhere. The packed form of TensorRT's attention itself would spare that, but
-has no kernel for what TensorRT for RTX 1.7 builds for (8.0, 8.9, 12.0).
+each row; so tokens are put in the order of their pages first. Then the pages of each block table
+are gathered, with zeros for what nobody has written, and attention has a batch row for each
+sequence, in which all tokens of the step attend under one mask; of the results each token's own is
+taken. So entries that are no numbers reach no other sequence. It copies the whole context in each
+step and computes each token's scores for every row's entries: right everywhere, fast nowhere. The
+packed form of TensorRT's attention itself would spare that, but has no kernel for what TensorRT for
+RTX 1.7 builds for (8.0, 8.9, 12.0).
 
 Needs TensorRT 11 or TensorRT for RTX.
 """
@@ -34,8 +36,10 @@ class _Plan:
     order: Tensor  # int32 [tokens] by page, those of nobody last
     page_ends: Tensor  # int32 [blocks + 1] tokens before each page, in that order
     write_at: Tensor  # int32 [blocks] the first entry to be written of each page
-    written: Tensor  # bool [1, 1, n * max_blocks * block_size, 1] of the entries of all tables
-    mask: Tensor  # [1, 1, tokens, n * max_blocks * block_size] added to scores
+    written: Tensor  # bool [n, 1, capacity, 1] of the entries of each table
+    mask: Tensor  # [1, 1, tokens, capacity] added to scores
+    every: Tensor  # int32 [n] of zeros
+    own: Tensor  # int32 [tokens] of each token in its own sequence, among n * tokens
 
 
 class NativeAttention:
@@ -72,8 +76,10 @@ class NativeAttention:
         heads, head_dim = q.shape[1:]
         scale = layers.scalar(head_dim**-0.5, layers.numpy_type(q), 3)
         scaled = layers.elementwise(q, scale, "PROD", f"{name}/scaled")
+        by_head = (1, heads, -1, head_dim)
+        queries = layers.reshape(scaled, by_head, f"{name}/by_head", first=(1, 0, 2))
         attention = layers.network.add_attention_v2(
-            layers.reshape(scaled, (1, heads, -1, head_dim), f"{name}/queries", first=(1, 0, 2)),
+            layers.gather(queries, self._plan.every, f"{name}/queries"),
             self._entries(k_pool, block_table, f"{name}/keys"),
             self._entries(v_pool, block_table, f"{name}/values"),
             trt.AttentionNormalizationOp.SOFTMAX,
@@ -82,11 +88,8 @@ class NativeAttention:
         mixed = layers.output(attention, f"{name}/attention")
         attention.mask = self._plan.mask
         attention.decomposable = True
-        return Attended(
-            layers.reshape(mixed, (-1, heads, head_dim), f"{name}/mixed", first=(0, 2, 1, 3)),
-            k_pool,
-            v_pool,
-        )
+        all_mixed = layers.reshape(mixed, (-1, heads, head_dim), f"{name}/all", first=(0, 2, 1, 3))
+        return Attended(layers.gather(all_mixed, self._plan.own, f"{name}/mixed"), k_pool, v_pool)
 
     def _update(self, pool: Tensor, entries: Tensor, name: str) -> Tensor:
         """The pool after a step's entries, [tokens, kv_heads, head_dim], were written to it."""
@@ -103,15 +106,15 @@ class NativeAttention:
         return update.get_output(0)
 
     def _entries(self, pool: Tensor, block_table: Tensor, name: str) -> Tensor:
-        """All entries of all block tables, [1, kv_heads, n * max_blocks * block_size, head_dim].
+        """The entries of each block table, [n, kv_heads, capacity, head_dim].
 
         Those that nobody has written are 0, since an added mask and a share of 0 hide no NaN.
         """
-        layers, plan, (_, kv_heads, _, head_dim) = self._layers, self._plan, pool.shape
+        layers, plan, (_, kv_heads, block_size, head_dim) = self._layers, self._plan, pool.shape
         assert plan is not None
         pages = layers.gather(pool, block_table, f"{name}/pages")
-        shape = (1, kv_heads, -1, head_dim)
-        entries = layers.reshape(pages, shape, f"{name}/all", first=(2, 0, 1, 3, 4))
+        shape = (-1, kv_heads, block_table.shape[1] * block_size, head_dim)
+        entries = layers.reshape(pages, shape, f"{name}/all", first=(0, 2, 1, 3, 4))
         zero = layers.scalar(0, layers.numpy_type(pool), 4)
         return layers.select(plan.written, entries, zero, f"{name}/entries")
 
@@ -133,10 +136,16 @@ class _Planner:
             page, offset = self._places(located)
             order = self._order(page, located.indices)
             page_ends, write_at = self._writes(page, offset)
-            numbers = self._entry_numbers()
-            written = self._written(numbers, kv_len)
-            mask = self._mask(located, numbers, layers.numpy_type(tokens))
-            return _Plan(order, page_ends, write_at, written, mask)
+            numbers = layers.constant("entries", np.arange(self._capacity, dtype=np.int32)[None])
+            return _Plan(
+                order,
+                page_ends,
+                write_at,
+                self._written(numbers, kv_len),
+                self._mask(located, numbers, layers.numpy_type(tokens)),
+                layers.elementwise(kv_len, self._int(0), "PROD", "every"),
+                self._own(located),
+            )
 
     def _int(self, value: int, rank: int = 1) -> Tensor:
         return self._layers.scalar(value, np.int32, rank)
@@ -196,37 +205,27 @@ class _Planner:
         # A page that nothing is written to has its size here: an index it does not have.
         return page_ends, self._both(first, size, "writes/at")[1]
 
-    def _entry_numbers(self) -> Tensor:
-        """int32 [n * max_blocks * block_size]: numbers of the entries of all tables."""
+    def _own(self, located: Located) -> Tensor:
+        """`own` of `_Plan`."""
         layers = self._layers
-        slots = layers.size(layers.reshape(self._block_table, (-1,), "slots"), 0, "slots/count")
-        entries = layers.elementwise(
-            slots, layers.scalar(self._block_size, np.int64, 1), "PROD", "entries"
-        )
-        return layers.arange(entries, "entries/numbers")
+        # Not by `size`: TensorRT would count on the host and copy what it finds.
+        last = layers.reduce(located.indices, "MAX", 0, "own/last", keep=True)
+        tokens = layers.elementwise(last, self._int(1), "SUM", "own/tokens")
+        first = layers.elementwise(located.sequences, tokens, "PROD", "own/first")
+        return layers.elementwise(first, located.indices, "SUM", "own")
 
     def _written(self, numbers: Tensor, kv_len: Tensor) -> Tensor:
         """`written` of `_Plan`."""
         layers = self._layers
-        row, place = self._both(numbers, self._int(self._capacity), "written/place")
-        length = layers.gather(kv_len, row, "written/length")
-        below = layers.elementwise(place, length, "LESS", "written/below")
-        return layers.reshape(below, (1, 1, -1, 1), "written")
+        length = self._column(kv_len, "written/length")
+        below = layers.elementwise(numbers, length, "LESS", "written/below")
+        return layers.reshape(below, (-1, 1, self._capacity, 1), "written")
 
     def _mask(self, located: Located, numbers: Tensor, dtype: np.dtype[Any]) -> Tensor:
-        """0 for what a token sees of all tables' entries: its sequence's, up to its own."""
+        """0 for what a token sees of its sequence's entries: those up to its own."""
         layers = self._layers
-        column = self._row(numbers, "entries/row")
-        capacity = self._int(self._capacity)
-        first = layers.elementwise(located.sequences, capacity, "PROD", "mask/first")
-        last = layers.elementwise(first, located.positions, "SUM", "mask/last")
-        before = layers.elementwise(
-            column, self._column(first, "mask/first/column"), "LESS", "mask/before"
-        )
-        after = layers.elementwise(
-            column, self._column(last, "mask/last/column"), "GREATER", "mask/after"
-        )
-        hidden = layers.elementwise(before, after, "OR", "mask/hidden")
+        last = self._column(located.positions, "mask/last")
+        hidden = layers.elementwise(numbers, last, "GREATER", "mask/hidden")
         # A mask of booleans makes TensorRT count them first, through host memory.
         flags = layers.cast(hidden, layers.type_of(dtype), "mask/flags")
         added = layers.elementwise(flags, layers.scalar(_HIDDEN, dtype, 2), "PROD", "mask/added")

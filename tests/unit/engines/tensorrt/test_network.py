@@ -209,3 +209,27 @@ def test_what_lies_beyond_a_requests_entries_has_no_effect(
     found = case.paged.prefill(last, sequences=4, tokens=16)
     close(found[0], case.expect(texts[1]).logits[-1])
     close(found[1], case.expect(texts[0]).logits[-1])
+
+
+@pytest.mark.parametrize("part", ["keys", "values"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_entries_that_are_no_numbers_are_their_own_requests_alone(
+    make_case: MakeCase, part: str, value: float
+) -> None:
+    case = make_case()
+    texts = [case.tokens(count) for count in (20, 40, 3)]
+    tables = [(5, 17), (30, 2, 9), (4,)]
+    prompts = [Part(table, 0, text[:-2]) for table, text in zip(tables, texts, strict=True)]
+    case.paged.prefill(prompts)
+    case.paged.pools[f"kv.0.{part}"][2, :, 3] = value  # of the second
+    ends = [
+        Part(table, len(text) - 2, text[-2:]) for table, text in zip(tables, texts, strict=True)
+    ]
+    with np.errstate(invalid="ignore"):
+        chunks = case.paged.prefill(ends, sequences=5, tokens=16)
+        lasts = [Part(end.blocks, end.start + 1, end.token_ids[1:]) for end in ends]
+        rows = case.paged.decode([INACTIVE, *lasts, INACTIVE], rows=8)[1:4]
+    for found in (chunks, rows):
+        assert np.isnan(found[1]).all(), "the answer would look like one"
+        for bystander in (0, 2):
+            close(found[bystander], case.expect(texts[bystander]).logits[-1])

@@ -14,6 +14,7 @@ from blink_server.testing.memory_checkpoint import tiny_architecture
 
 TARGETS = ("sm_80", "sm_89", "sm_120")
 PROFILES = 2
+STEP_INPUTS = {"token_ids", "start_positions", "lengths", "cu_seqlens", "block_tables"}
 
 
 def is_attention(layer: PlanLayer) -> bool:
@@ -36,6 +37,9 @@ def check(architecture: Architecture, layers: list[PlanLayer]) -> None:
         assert all(f"{pool}.out" in layer.inputs for layer in writers), "written as a whole"
         users = [layer.name for layer in layers if pool in layer.inputs | layer.outputs]
         assert not users, f"{pool} does not alias its output in {users}"
+    made = {name for layer in layers for name in layer.outputs}
+    given = {name for layer in layers for name in layer.inputs} - made
+    assert given == STEP_INPUTS, f"copied from host memory in each step: {given - STEP_INPUTS}"
     moves = [layer.name for layer in layers if layer.kind in {"copy", "reformat", "cast"}]
     assert not moves
     casts = [layer.name for layer in layers if only_casts(layer)]
