@@ -204,6 +204,17 @@ def test_logits_that_are_not_finite_give_no_token(bad: float, at: int, temperatu
     assert Case(temperature=temperature).token(logits) == -1
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_row_after_one_of_no_numbers_is_sampled_as_before_it(seed: int) -> None:
+    chance = random.Random(seed)
+    good, bad = random_case(chance), random_case(chance)
+    logits = np.random.default_rng(seed).normal(scale=4, size=VOCABULARY).astype(np.float32)
+    before = good.sample(logits)
+    token, _, _ = bad.sample(np.full(VOCABULARY, np.nan, np.float32))
+    assert token == -1
+    assert good.sample(logits) == before
+
+
 def test_tokens_without_probability_are_never_drawn() -> None:
     logits = np.full(VOCABULARY, -np.inf, np.float32)
     assert Case(temperature=1.0).token(logits) == -1

@@ -122,6 +122,29 @@ def test_a_used_slab_serves_a_new_prompt_as_a_fresh_one_does(driven: Any):
     np.testing.assert_array_equal(driven.prefill(1, PROMPTS[0]), fresh)
 
 
+@pytest.mark.parametrize("part", [0, 1], ids=["keys", "values"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_entries_that_are_no_numbers_are_their_own_rows_alone(
+    driven: Any, part: int, value: float
+) -> None:
+    """Nor has NaN that nobody has written any effect: in slabs, and behind a row's entries."""
+    for row, prompt in enumerate(PROMPTS):
+        driven.prefill(row, prompt)
+    clean = [driven.decoder.kv.copy(), driven.lengths.copy()]
+    expected = driven.decode(dict.fromkeys((0, 1, 3, 4), 10), rows=ROWS)
+    chunk = driven.prefill(2, PROMPTS[2])
+    driven.decoder.kv[:], driven.lengths[:] = clean
+    for row, prompt in enumerate(PROMPTS):
+        driven.decoder.kv[:, :, row, :, len(prompt) :] = np.nan
+    driven.decoder.kv[0, part, 3, :, 2] = value
+    found = driven.decode(dict.fromkeys((0, 1, 3, 4), 10), rows=ROWS)
+    assert np.isnan(found[3]).all(), "the answer would look like one"
+    for row in (0, 1, 4):
+        np.testing.assert_array_equal(found[row], expected[row])
+    driven.decoder.kv[:, :, 2] = np.nan
+    np.testing.assert_array_equal(driven.prefill(2, PROMPTS[2]), chunk)
+
+
 def test_the_context_can_be_filled_to_its_last_entry_and_not_beyond(driven: Any):
     limit = driven.decoder.context_length
     prompt = [row % 101 for row in range(limit - 1)]
