@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,60 @@ def test_prefill_attention_of_one_prompt_needs_every_tile(pair: Pair) -> None:
         return query_rows(48), pages(), pages(), int32(0), ends, tables(1), poisoned
 
     both(pair, "prefill_attention", make, 1)
+
+
+def poisoned_pages(block_tables: Any, lengths: Sequence[int], bad: slice, part: int) -> list[Any]:
+    """Keys and values that are NaN beyond the rows' entries, and some of row 0 in one of them."""
+    found = []
+    for each in range(2):
+        kept, poisoned = pages(), torch.full_like(pages(), torch.nan)
+        for row, length in enumerate(lengths):
+            for at in range(length):
+                place = int(block_tables[row, at // BLOCK_SIZE]), slice(None), at % BLOCK_SIZE
+                clean = each != part or row > 0 or at not in range(length)[bad]
+                poisoned[place] = kept[place] if clean else torch.nan
+        found.append(poisoned)
+    return found
+
+
+BAD = pytest.mark.parametrize("bad", [slice(0, 1), slice(-1, None), slice(None)], ids=str)
+INTERPRETED_NAN = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
+
+
+@INTERPRETED_NAN
+@pytest.mark.parametrize("part", [0, 1], ids=["keys", "values"])
+@BAD
+@pytest.mark.parametrize("others", [(0,), (33, 0)], ids=["several splits", "one split"])
+def test_entries_that_are_no_numbers_are_their_own_rows_alone(
+    pair: Pair, part: int, bad: slice, others: tuple[int, ...]
+) -> None:
+    lengths = (100, *others)
+    splits = DecodeTiling(programs=3).splits(len(lengths), 2, BLOCK_SIZE * MAX_BLOCKS, 3)
+    assert splits == (2 if len(others) == 1 else 1)
+    queries, block_tables = query_rows(len(lengths)), tables(len(lengths))
+    keys, values = poisoned_pages(block_tables, lengths, bad, part)
+    plain, found = (torch.full_like(queries, -3.0) for _ in pair)
+    for kernels, out in zip(pair, (plain, found), strict=True):
+        kernels.decode_attention(queries, keys, values, int32(*lengths), block_tables, out)
+    assert found[0].isnan().all(), "the answer would look like one"
+    assert found[1:].isfinite().all()
+    torch.testing.assert_close(found, plain, rtol=2e-5, atol=2e-5, equal_nan=True)
+
+
+@INTERPRETED_NAN
+@pytest.mark.parametrize("part", [0, 1], ids=["keys", "values"])
+@BAD
+def test_entries_that_are_no_numbers_are_their_own_prompts_alone(
+    pair: Pair, part: int, bad: slice
+) -> None:
+    queries, block_tables = query_rows(64), tables(3)
+    keys, values = poisoned_pages(block_tables, (67, 17, 6), bad, part)
+    out = torch.full_like(queries, -3.0)
+    starts, ends = int32(37, 0, 5), int32(0, 30, 47, 48)
+    pair[1].prefill_attention(queries, keys, values, starts, ends, block_tables, out)
+    assert out[29].isnan().all(), "the answer would look like one"
+    assert out[30:48].isfinite().all()
+    assert (out[48:] == -3.0).all()
 
 
 @pytest.mark.parametrize("parts", [1, 3])

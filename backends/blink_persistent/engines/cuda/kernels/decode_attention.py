@@ -118,10 +118,12 @@ def combine_splits(
     parts = tl.load(place, mask=(s < SPLITS)[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
     log_sum = tl.load(log_sums + head * SPLITS + s, mask=s < SPLITS, other=float("-inf"))
     best = tl.max(log_sum, axis=0)
-    weight = tl.where(log_sum > float("-inf"), tl.exp2(log_sum - best), 0.0)
-    # A split without entries has written no part: whatever lies there counts for nothing.
-    parts = tl.where((weight > 0.0)[:, None], parts * weight[:, None], 0.0)
+    # A split without entries has written no part: whatever lies there counts for nothing. One whose
+    # sum is NaN counts, so that the head becomes NaN too.
+    some = log_sum != float("-inf")
+    weight = tl.where(some, tl.exp2(log_sum - best), 0.0)
+    parts = tl.where(some[:, None], parts * weight[:, None], 0.0)
     mixed = tl.sum(parts, axis=0)
     total = tl.sum(weight, axis=0)
-    value = tl.where(total > 0.0, mixed / total, 0.0)
+    value = tl.where(total == 0.0, 0.0, mixed / total)
     tl.store(out + head * HEAD_DIM + d, value.to(out.dtype.element_ty), mask=d < HEAD_DIM)
