@@ -43,6 +43,7 @@ CASES = {
     "one split": Case(),
     "several splits": Case(splits=3),
     "more splits than tiles": Case(lengths=(20, 2, 290), splits=7, parts=1),
+    "more than are added at once": Case(lengths=(290, 5, 0, 77), splits=11, parts=6),
     "a bias": Case(lengths=(49,), biased=True, heads=7, kv_heads=1),
     "norms of heads": Case(lengths=(48, 17), normed=True, heads=8, kv_heads=1, splits=2),
     "short heads": Case(lengths=(65, 16), head_dim=64, heads=9, kv_heads=3, splits=2),

@@ -43,19 +43,32 @@ class NewToken {
   private:
     static constexpr uint32_t kHalf = kHeadDim / 2;
     static constexpr uint32_t kRowChunks = kHeadDim / 8;
+    static constexpr uint32_t kAtOnce = 4;  // parts that are loaded before any is added
 
     // Two elements of each half of a head, and their parts in the same order as elsewhere.
     BLINK_DEV void sum_parts(uint32_t place, float (&low)[2], float (&high)[2]) {
         const uint32_t width = (a_.heads + 2 * a_.kv_heads) * kHeadDim;
         const uint32_t i = 2 * lane_ < kHalf ? 2 * lane_ : 0;
         low[0] = low[1] = high[0] = high[1] = 0.0f;
-#pragma unroll 4
-        for (uint32_t part = 0; part < a_.parts; ++part) {
-            const float* from = a_.qkv + (static_cast<uint64_t>(part) * a_.rows + group_.row) * width + place + i;
+        const float* from = a_.qkv + static_cast<uint64_t>(group_.row) * width + place + i;
+        const uint64_t stride = static_cast<uint64_t>(a_.rows) * width;
+#pragma unroll 1
+        for (uint32_t part = 0; part < a_.parts; part += kAtOnce) {
+            float loaded[kAtOnce][4];
 #pragma unroll
-            for (uint32_t j = 0; j < 2; ++j) {
-                low[j] += port_.fetch(from + j);
-                high[j] += port_.fetch(from + kHalf + j);
+            for (uint32_t k = 0; k < kAtOnce; ++k) {
+#pragma unroll
+                for (uint32_t j = 0; j < 4; ++j)
+                    loaded[k][j] = part + k < a_.parts ? port_.fetch(from + j / 2 * kHalf + j % 2) : 0.0f;
+                from += stride;
+            }
+#pragma unroll
+            for (uint32_t k = 0; k < kAtOnce; ++k) {
+#pragma unroll
+                for (uint32_t j = 0; j < 2; ++j) {
+                    low[j] += loaded[k][j];
+                    high[j] += loaded[k][2 + j];
+                }
             }
         }
         if (a_.bias == nullptr) return;

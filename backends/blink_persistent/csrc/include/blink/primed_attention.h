@@ -224,17 +224,34 @@ class PrimedAttention {
         if (element == 0) a_.log_sums[at * a_.splits + split_] = total > 0.0f ? best + log2f(total) : -infinity();
     }
 
+    // A few at a time, all loaded before any is used.
     BLINK_DEV void join_splits(uint32_t head, uint32_t element) {
+        constexpr uint32_t kAtOnce = 8;
         const uint64_t at = static_cast<uint64_t>(group_.row) * a_.heads + group_.kv_head * group_.heads + head;
         const float* log_sums = a_.log_sums + at * a_.splits;
+        const float* partial = a_.partial + at * a_.splits * kHeadDim + element;
         float best = -infinity(), total = 0.0f, value = 0.0f;
-        for (uint32_t split = 0; split < a_.splits; ++split) best = fmaxf(best, port_.fetch(log_sums + split));
-#pragma unroll 4
-        for (uint32_t split = 0; split < a_.splits; ++split) {
-            const float log_sum = port_.fetch(log_sums + split);
-            const float weight = log_sum > -infinity() ? exp2f(log_sum - best) : 0.0f;
-            total += weight;
-            value += weight * port_.fetch(a_.partial + (at * a_.splits + split) * kHeadDim + element);
+#pragma unroll 1
+        for (uint32_t first = 0; first < a_.splits; first += kAtOnce) {
+            float log_sum[kAtOnce], part[kAtOnce], now = best;
+#pragma unroll
+            for (uint32_t i = 0; i < kAtOnce; ++i) {
+                const bool known = first + i < a_.splits;
+                log_sum[i] = known ? port_.fetch(log_sums + first + i) : -infinity();
+                part[i] = known ? port_.fetch(partial + static_cast<uint64_t>(first + i) * kHeadDim) : 0.0f;
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < kAtOnce; ++i) now = fmaxf(now, log_sum[i]);
+            const float fade = best > -infinity() ? exp2f(best - now) : 0.0f;
+            total *= fade;
+            value *= fade;
+#pragma unroll
+            for (uint32_t i = 0; i < kAtOnce; ++i) {
+                const float weight = log_sum[i] > -infinity() ? exp2f(log_sum[i] - now) : 0.0f;
+                total += weight;
+                value += weight * part[i];
+            }
+            best = now;
         }
         store_feature(a_.out + at * kHeadDim + element, total > 0.0f ? value / total : 0.0f);
     }

@@ -28,24 +28,13 @@ class PrimedNorm {
 
     BLINK_DEV void run() {
         port_.let_next_in();
-        float gains[kEach][4];
-        each([&](uint32_t i, uint32_t at) {
-            for (uint32_t j = 0; j < 4; ++j) gains[i][j] = float_of(n_.gain[at + j]);
-        });
+        uint64_t gains[kEach];
+        each([&](uint32_t i, uint32_t at) { gains[i] = *reinterpret_cast<const uint64_t*>(n_.gain + at); });
         port_.await_previous();
         const uint64_t row = static_cast<uint64_t>(port_.block()) * n_.size;
         float x[kEach][4];
-        each([&](uint32_t i, uint32_t at) { put(x[i], n_.residual + row + at); });
-        // Parts in their order, as other kernels add them.
-#pragma unroll 4
-        for (uint32_t part = 0; part < n_.parts; ++part) {
-            const float* delta = n_.delta + static_cast<uint64_t>(part) * n_.rows * n_.size + row;
-            each([&](uint32_t i, uint32_t at) {
-                float more[4];
-                put(more, delta + at);
-                for (uint32_t j = 0; j < 4; ++j) x[i][j] += more[j];
-            });
-        }
+        each([&](uint32_t i, uint32_t at) { put(x[i], port_.load(halves(n_.residual + row + at))); });
+        each([&](uint32_t i, uint32_t at) { add_parts(x[i], row + at); });
         float square = 0.0f;
         each([&](uint32_t i, uint32_t at) {
             Chunk sums;
@@ -58,13 +47,15 @@ class PrimedNorm {
         const float scale = 1.0f / sqrtf(total(square) / static_cast<float>(n_.size) + n_.epsilon);
         each([&](uint32_t i, uint32_t at) {
             float y[4];
-            for (uint32_t j = 0; j < 4; ++j) y[j] = x[i][j] * scale * gains[i][j];
+            for (uint32_t j = 0; j < 4; ++j) y[j] = x[i][j] * scale * float_of(gains[i] >> 16 * j & 0xffff);
             const uint64_t low = pack_bfloat16(y[0], y[1]), high = pack_bfloat16(y[2], y[3]);
             *reinterpret_cast<uint64_t*>(n_.out + row + at) = high << 32 | low;
         });
     }
 
   private:
+    static constexpr uint32_t kAtOnce = 4;  // parts that are loaded before any is added
+
     // `visit(i, at)` for the thread's elements from `at` on.
     template <class Visit>
     BLINK_DEV void each(Visit visit) {
@@ -75,8 +66,27 @@ class PrimedNorm {
         }
     }
 
-    BLINK_DEV void put(float (&values)[4], const float* from) {
-        const Chunk chunk = port_.load(reinterpret_cast<const uint16_t*>(from));
+    // In their order, as other kernels add them.
+    BLINK_DEV void add_parts(float (&x)[4], uint64_t place) {
+        const uint64_t stride = static_cast<uint64_t>(n_.rows) * n_.size;
+        const float* delta = n_.delta + place;
+#pragma unroll 1
+        for (uint32_t part = 0; part < n_.parts; part += kAtOnce) {
+            Chunk loaded[kAtOnce];
+#pragma unroll
+            for (uint32_t k = 0; k < kAtOnce; ++k) {
+                loaded[k] = part + k < n_.parts ? port_.load(halves(delta)) : Chunk{};
+                delta += stride;
+            }
+#pragma unroll
+            for (uint32_t k = 0; k < kAtOnce; ++k)
+                for (uint32_t j = 0; j < 4; ++j) x[j] += from_bits(loaded[k].word[j]);
+        }
+    }
+
+    BLINK_DEV static const uint16_t* halves(const float* from) { return reinterpret_cast<const uint16_t*>(from); }
+
+    BLINK_DEV static void put(float (&values)[4], const Chunk& chunk) {
         for (uint32_t j = 0; j < 4; ++j) values[j] = from_bits(chunk.word[j]);
     }
 

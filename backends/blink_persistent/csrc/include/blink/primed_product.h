@@ -66,9 +66,9 @@ class PrimedProduct {
           weights_(static_cast<Chunk*>(port.shared())), inputs_(weights_ + kStages * kStageChunks),
           split_(port.block() / product.blocks) {
         const uint32_t block = port.block() % product.blocks;
-        const uint64_t tiles = (product.size + kFeatures - 1) / kFeatures;
-        first_ = static_cast<uint32_t>(tiles * block / product.blocks);
-        last_ = static_cast<uint32_t>(tiles * (block + 1) / product.blocks);
+        const uint32_t tiles = (product.size + kFeatures - 1) / kFeatures;  // by so few blocks: 32 bits
+        first_ = tiles * block / product.blocks;
+        last_ = tiles * (block + 1) / product.blocks;
         passes_ = (last_ - first_ + kWarps * kTiles - 1) / (kWarps * kTiles);
     }
 
