@@ -96,7 +96,7 @@ class CudaProvisioned(CapturedEngine):
 
     def _capture_first(self, progress: Progress) -> None:
         began = time.monotonic()
-        with self.gpu.exclusive():  # new streams wait
+        with self.gpu.exclusive():
             recorder = TorchRecorder()
         self.captured = GraphCapture(self.gpu, self.grid, self.step, recorder)
         layers = self.decoder.weights.layers[:WARM_UP_LAYERS]

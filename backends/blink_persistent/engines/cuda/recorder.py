@@ -14,12 +14,19 @@ from blink_persistent.gpu.graphs import GraphRefused
 class TorchRecorder:
     """Fulfils `Recorder`; all graphs share the pool. One thread's alone.
 
-    A graph's owner is PyTorch's graph, which can also be replayed from the host.
+    A graph's owner is PyTorch's graph, which can also be replayed from the host. To make one may
+    wait for resident schedulers; to record does not any more.
     """
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()
         self._pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.stream(self._stream):
+            word = torch.zeros(1, device=self._stream.device)
+        # To begin a capture PyTorch launches kernels of its own, and loads them at the first one.
+        # The pool lasts as long as any of its graphs.
+        self._first = self.record(word.zero_)
+        self.finish()
 
     def run(self, step: Callable[[], None]) -> None:
         with torch.no_grad(), torch.cuda.stream(self._stream):
