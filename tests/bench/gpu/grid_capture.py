@@ -8,7 +8,8 @@ Method: random weights in bfloat16, the fine grid of `--rows` rows, 2,048 tokens
 the rest is captured; every answer has its length. "beside": provisioned and closed beside the
 scripted engine's scheduler, 64 streams of 4 ms steps, which stands still for each slice; a slice
 is timed from the end of the streams' running step to the relaunch of their scheduler. The streams'
-tokens are checked against the plain rule; one that has ended counts as such. Parts of one capture are timed by the host's clock.
+tokens are checked against the plain rule; those that have ended too early are counted. Parts of one
+capture are timed by the host's clock.
 """
 
 from __future__ import annotations
