@@ -3,8 +3,9 @@
 // not depend on the number of lanes.
 //
 // usage: lanes LANES SEED fixed|movable|mixed PUBLISHES
+#include <pthread.h>
+
 #include <atomic>
-#include <barrier>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -18,10 +19,16 @@
 
 namespace blink {
 
+// What the lanes share. The barrier sleeps: std::barrier yields first, and beside a busy process each
+// yield costs a time slice.
 struct Block {
-    explicit Block(uint32_t lanes)
-        : barrier(lanes), values{std::vector<uint32_t>(lanes), std::vector<uint32_t>(lanes)}, lanes(lanes) {}
-    std::barrier<> barrier;
+    explicit Block(uint32_t lanes) : values{std::vector<uint32_t>(lanes), std::vector<uint32_t>(lanes)}, lanes(lanes) {
+        pthread_barrier_init(&barrier, nullptr, lanes);
+    }
+    ~Block() { pthread_barrier_destroy(&barrier); }
+    Block(const Block&) = delete;
+    Block& operator=(const Block&) = delete;
+    pthread_barrier_t barrier;
     std::vector<uint32_t> values[2];
     uint32_t lanes;
     std::optional<uint32_t> launched;
@@ -39,7 +46,7 @@ class LanePort {
     uint32_t lane() const { return lane_; }
     uint32_t row_lane() const { return block_.lanes - 1 - lane_; }
     uint32_t lanes() const { return block_.lanes; }
-    void sync() { block_.barrier.arrive_and_wait(); }
+    void sync() { pthread_barrier_wait(&block_.barrier); }
     bool any(bool value) { return sum(value) != 0; }
     uint32_t sum(uint32_t value) { return fold(value, block_.lanes); }
     uint32_t scan(uint32_t value) { return fold(value, lane_); }

@@ -1,9 +1,10 @@
 // A thread block whose lanes are threads: for tests of what is written for a GPU's thread block.
 #pragma once
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
-#include <barrier>
 #include <thread>
 #include <vector>
 
@@ -11,11 +12,16 @@
 
 namespace blink {
 
-// What the lanes of one block share.
+// What the lanes of one block share. The barrier sleeps: std::barrier yields first, and beside a busy
+// process each yield costs a time slice.
 struct Team {
-    explicit Team(uint32_t count)
-        : barrier(count), values{std::vector<uint64_t>(count), std::vector<uint64_t>(count)} {}
-    std::barrier<> barrier;
+    explicit Team(uint32_t count) : values{std::vector<uint64_t>(count), std::vector<uint64_t>(count)} {
+        pthread_barrier_init(&barrier, nullptr, count);
+    }
+    ~Team() { pthread_barrier_destroy(&barrier); }
+    Team(const Team&) = delete;
+    Team& operator=(const Team&) = delete;
+    pthread_barrier_t barrier;
     std::vector<uint64_t> values[2];
 };
 
@@ -24,7 +30,7 @@ class Lane {
     Lane(Team& team, uint32_t lane) : team_(team), lane_(lane) {}
     uint32_t lane() const { return lane_; }
     uint32_t lanes() const { return static_cast<uint32_t>(team_.values[0].size()); }
-    void sync() { team_.barrier.arrive_and_wait(); }
+    void sync() { pthread_barrier_wait(&team_.barrier); }
     uint64_t sum(uint64_t value) {
         return fold(value, lanes(), [](uint64_t a, uint64_t b) { return a + b; });
     }
