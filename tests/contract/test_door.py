@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from blink_server.remote.credentials import open_key_directory
 from blink_server.remote.host_link import HostLink, expect, send
 from blink_server.runtime_dir import read_record
 from blink_server.testing.fake_repository import write_fake_version
+from blink_server.testing.reserved_port import reserve_port
 from blink_server.testing.server_process import ServerProcess, processes
 
 Start = Callable[..., Awaitable[ServerProcess]]
@@ -27,8 +27,8 @@ class Door:
 
     def __init__(self, directory: Path) -> None:
         self._record = directory / "run" / "door.json"
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.reserved = reserve_port()
+        self.port = self.reserved.getsockname()[1]
         keys = directory / "keys"
         self.options = (
             *(f"--frontends-listen=127.0.0.1:{self.port}", f"--frontends-key-dir={keys}"),
@@ -52,8 +52,10 @@ class Door:
 
 
 @pytest.fixture
-def door(short_path: Path) -> Door:
-    return Door(short_path)
+def door(short_path: Path) -> Iterator[Door]:
+    door = Door(short_path)
+    yield door
+    door.reserved.close()
 
 
 async def test_it_tells_what_is_served_and_ends_with_the_server(

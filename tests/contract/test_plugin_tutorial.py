@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from blink_server.testing.reserved_port import reserve_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
 BLOCK = re.compile(
@@ -39,9 +40,8 @@ class Follower:
         self.directory = directory
         self.output = ""
         self.servers: list[subprocess.Popen[str]] = []
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.reserved = reserve_port()
+        self.port = self.reserved.getsockname()[1]
         found = {name: value for name, value in os.environ.items() if "BLINK" not in name}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = found | {"PATH": path, "XDG_RUNTIME_DIR": str(directory)}
@@ -94,6 +94,7 @@ class Follower:
         for server in self.servers:
             server.send_signal(signal.SIGTERM)
             server.communicate(timeout=60)
+        self.reserved.close()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import pytest
 
 from blink_server.testing.eventually import eventually
 from blink_server.testing.fake_repository import write_fake_version
+from blink_server.testing.reserved_port import reserve_port
 from blink_server.testing.server_process import ServerProcess, processes
 
 Start = Callable[..., Awaitable[ServerProcess]]
@@ -128,11 +129,10 @@ async def test_http_answers_while_models_load_and_is_ready_after(
 ) -> None:
     directory = write_fake_version(repository, load_gate="gate")
     os.mkfifo(directory / "gate")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = await start(f"--port={port}")
-    await server.line("echo:1 LOADING")
+    with reserve_port() as reserved:
+        port = reserved.getsockname()[1]
+        server = await start(f"--port={port}")
+        await server.line("echo:1 LOADING")
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(timeout=60) as client:
         assert (await client.get(f"{url}/health/live")).status_code == 200

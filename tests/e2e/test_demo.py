@@ -18,6 +18,7 @@ import pytest
 
 from blink_server.process import ProcessId
 from blink_server.runtime_dir import living_processes
+from blink_server.testing.reserved_port import reserve_port
 from blink_server.testing.server_process import processes
 from blink_server.testing.tiny_gguf import write_tiny_gguf
 
@@ -34,8 +35,8 @@ class Demo:
         self.runtime.mkdir(mode=0o700)
         self._gguf = path / "tiny.gguf"
         write_tiny_gguf(self._gguf)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.reserved = reserve_port()
+        self.port = self.reserved.getsockname()[1]
 
     def __call__(self, *arguments: str, status: int = 0) -> str:
         finished = subprocess.run(
@@ -70,6 +71,7 @@ def demo(short_path: Path) -> Iterator[Demo]:
     demo = Demo(short_path)
     yield demo
     demo("stop")
+    demo.reserved.close()
 
 
 def complete(demo: Demo) -> Any:

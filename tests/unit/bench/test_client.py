@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import uvloop
 from blink_server.bench.client import CHAT, COMPLETIONS, AnswerReader, Client
 from blink_server.bench.exchange import Failed, Site, ask_json
 from blink_server.bench.outcome import Outcome
+from blink_server.testing.reserved_port import reserve_port
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -140,9 +140,8 @@ async def test_a_server_that_does_not_answer_in_time(server: Server) -> None:
 
 
 async def test_no_server() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    assert (await sent(client(port))).error == "connect"
+    with reserve_port() as reserved:
+        assert (await sent(client(reserved.getsockname()[1]))).error == "connect"
 
 
 def test_the_same_on_uvloop() -> None:
@@ -205,7 +204,7 @@ async def test_a_host_is_looked_up_once(server: Server) -> None:
 
 
 async def test_a_host_that_is_not_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with pytest.raises(Failed, match=f"http://127.0.0.1:{port}: "):
-        await Site(f"http://127.0.0.1:{port}").located()
+    with reserve_port() as reserved:
+        url = f"http://127.0.0.1:{reserved.getsockname()[1]}"
+        with pytest.raises(Failed, match=f"{url}: "):
+            await Site(url).located()
