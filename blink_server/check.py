@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from blink_server.backend import ModelVersion
@@ -18,6 +17,7 @@ from blink_server.plugin_choice import PluginChoice, plugin_options
 from blink_server.plugins import Plugins, load_plugins
 from blink_server.repository.source import SourceModel, read_repositories
 from blink_server.repository.validator import validate_version
+from blink_server.tables import cell, printable, show, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _as_json(models: Sequence[CheckedModel]) -> dict[str, Any]:
         "models": [
             {
                 "name": model.source.name,
-                "directory": _printable(model.source.directory),
+                "directory": printable(model.source.directory),
                 "problems": [_problem_as_json(problem) for problem in model.source.problems],
                 "versions": [
                     {
@@ -113,7 +113,7 @@ def _as_json(models: Sequence[CheckedModel]) -> dict[str, Any]:
 
 def _problem_as_json(problem: Problem) -> dict[str, Any]:
     return {
-        "file": _printable(problem.file),
+        "file": printable(problem.file),
         "field": problem.field,
         "value": problem.value,
         "expected": problem.expected,
@@ -123,10 +123,10 @@ def _problem_as_json(problem: Problem) -> dict[str, Any]:
 def _print(repositories: Sequence[Path], models: Sequence[CheckedModel]) -> None:
     problems = [problem for model in models for problem in model.problems]
     for problem in problems:
-        click.echo(_printable(problem))
+        click.echo(printable(problem))
     if any(model.valid for model in models):
-        Console().print(_table(models))
-    places = ", ".join(map(_printable, repositories))
+        show(_valid(models))
+    places = ", ".join(map(printable, repositories))
     if not models:
         click.echo(f"{places}: no models")
     good = sum(len(model.valid) for model in models)
@@ -134,23 +134,22 @@ def _print(repositories: Sequence[Path], models: Sequence[CheckedModel]) -> None
     click.echo(f"{places}: {good} valid version{'s' * (good != 1)}, {count}")
 
 
-def _table(models: Sequence[CheckedModel]) -> Table:
-    table = Table("model", "version", "served", "backend", "engine", "context", "rows")
+def _valid(models: Sequence[CheckedModel]) -> Table:
+    shown = table(
+        *("model", "version", "served", "backend", "engine", "context", "rows"),
+        whole=("served", "context", "rows"),
+    )
     for model in models:
         for number, version in model.valid.items():
             limits = version.config["limits"]
-            table.add_row(
+            values = (
                 model.source.name,
-                str(number),
+                number,
                 "yes" if number in model.source.wanted else "no",
                 version.config["backend"],
                 version.config.get("engine", {}).get("name", "-"),
-                str(limits["context_length"]),
-                str(limits["max_rows"]),
+                limits["context_length"],
+                limits["max_rows"],
             )
-    return table
-
-
-def _printable(thing: object) -> str:
-    # Names on disk need not be text that the terminal's encoding has.
-    return str(thing).encode("utf-8", "backslashreplace").decode("utf-8")
+            shown.add_row(*map(cell, values))
+    return shown

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
-from rich.console import Console
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from blink_server.control_client import ask
 from blink_server.errors import BlinkError
 from blink_server.messages import Answer
 from blink_server.model_rows import ModelRow, from_columns
 from blink_server.runtime_dir import find_control_sockets
+from blink_server.tables import cell, printable, show, table
 
 _REFRESH_SECONDS = 1.0
 _STYLES = {"READY": "green", "UNAVAILABLE": "red", "LOADING": "yellow", "DRAINING": "yellow"}
@@ -54,7 +56,7 @@ def show_models(runtime_dir: Path | None, *, watch: bool, as_json: bool) -> None
         elif watch:
             _show_live(socket)
         else:
-            Console().print(_table(_rows(socket)))
+            show(*picture(_rows(socket)))
 
 
 def _print_json(socket: Path, *, watch: bool) -> None:
@@ -66,29 +68,46 @@ def _print_json(socket: Path, *, watch: bool) -> None:
 
 
 def _show_live(socket: Path) -> None:
-    with Live(_table(_rows(socket)), auto_refresh=False, screen=False) as live:
+    with Live(Group(*picture(_rows(socket))), auto_refresh=False, screen=False) as live:
         while True:
             time.sleep(_REFRESH_SECONDS)
-            live.update(_table(_rows(socket)), refresh=True)
+            live.update(Group(*picture(_rows(socket))), refresh=True)
 
 
 def _rows(socket: Path) -> Sequence[ModelRow]:
     return from_columns(asyncio.run(ask(socket, "index", usage=True)).rows)
 
 
-def _table(rows: Sequence[ModelRow]) -> Table:
-    table = Table("model", "version", "state", "since", "requests", "loaded in", "reason")
+def picture(rows: Sequence[ModelRow]) -> Sequence[Table | Text]:
+    """The table, and below it the reasons, which have whole lines for themselves."""
+    shown = table(
+        *("model", "version", "state", "since", "requests", "loaded in"),
+        whole=("state", "since", "requests", "loaded in"),
+    )
+    reasons: list[Text] = []
     for row in rows:
-        table.add_row(
-            row.model,
-            str(row.version or "-"),
-            f"[{_STYLES.get(row.state, 'default')}]{row.state}[/]",
-            time.strftime("%F %T", time.localtime(row.since)) if row.since else "-",
-            str(row.requests),
-            f"{row.load_seconds:.1f} s" if row.load_seconds else "-",
-            row.reason,
+        style = _STYLES.get(row.state, "default")
+        shown.add_row(
+            cell(row.model),
+            cell(row.version or "-"),
+            cell(row.state, style),
+            cell(_since(row.since)),
+            cell(row.requests),
+            cell(f"{row.load_seconds:.1f} s" if row.load_seconds else "-"),
         )
-    return table
+        if row.reason:
+            name = f"{row.model}:{row.version}" if row.version else row.model
+            reasons.append(Text.assemble((printable(name), style), f": {printable(row.reason)}"))
+    return [shown, *reasons]
+
+
+def _since(seconds: float) -> str:
+    """The time of day; of another day than this one with the date."""
+    if not seconds:
+        return "-"
+    then = time.localtime(seconds)
+    today = then[:3] == time.localtime()[:3]
+    return time.strftime("%T" if today else "%F %H:%M", then)
 
 
 @click.command("load")

@@ -6,11 +6,10 @@ import json
 from dataclasses import asdict, replace
 
 import click
-from rich.console import Console
-from rich.table import Column, Table
 
 from blink_server.plugin_choice import PluginChoice, plugin_options
 from blink_server.plugins import Plugins, load_plugins
+from blink_server.tables import cell, show, table
 
 
 @click.command("plugins")
@@ -42,11 +41,10 @@ def _as_json(plugins: Plugins) -> dict[str, object]:
 
 
 def _print(plugins: Plugins) -> None:
-    table = Table(
-        "plugin", "version", Column("origin", overflow="fold"), Column("hooks", overflow="fold")
-    )
+    shown = table("plugin", "version", "origin", "hooks")
     for each in plugins.loaded:
-        table.add_row(each.name, each.version or "-", each.origin, "\n".join(each.hooks) or "-")
-    Console().print(table)
+        values = (each.name, each.version or "-", each.origin, "\n".join(each.hooks) or "-")
+        shown.add_row(*map(cell, values))
+    show(shown)
     for broken in plugins.broken:
         click.echo(f"broken: {broken}")

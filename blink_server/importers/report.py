@@ -31,7 +31,9 @@ class Stages:
 @contextmanager
 def stages_shown(console: Console) -> Iterator[Stages]:
     """Bars on a terminal, nothing elsewhere."""
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), TimeElapsedColumn())
+    # What a stage is called is its backend's, and no markup.
+    stage = TextColumn("{task.description:<12}", markup=False)
+    columns = (stage, BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         yield Stages(progress)
 

@@ -91,6 +91,8 @@ def _wanted(name: str, models: Sequence[str]) -> bool:
 
 def _models(state: State) -> RenderableType:
     table = Table.grid(padding=(0, 2))
+    for no_wrap in (False, True, False, False):
+        table.add_column(no_wrap=no_wrap, overflow="fold")
     for name, model in sorted(state.get("models", {}).items()):
         table.add_row(
             Text(name),
@@ -193,7 +195,8 @@ def _graphs(watch: Watch, name: str, now: float, width: int) -> RenderableType:
         phase, sequences, tokens, *rows = key.split(":")
         shape = sequences if phase == "decode" else "+".join((f"{sequences}x{tokens}", *rows))
         bar = "#" * round(max(width - 46, 0) * rates[key] / most) if most else ""
-        table.add_row(f"{phase} {shape}", _rate(rates[key]), f"{totals[key]} times", Text(bar))
+        graph = Text(f"{phase} {shape}")
+        table.add_row(graph, _rate(rates[key]), f"{totals[key]} times", Text(bar))
     return table
 
 

@@ -94,10 +94,29 @@ def test_check_shows_what_is_good(repository: Path) -> None:
     write_tiny_version(repository, version=2)
     result = check(repository)
     assert result.exit_code == 0
-    rows = [[cell.strip() for cell in line.split("│")] for line in result.output.splitlines()]
-    assert ["", "tiny", "1", "no", "check_only", "nothing", "512", "8", ""] in rows
-    assert ["", "tiny", "2", "yes", "check_only", "nothing", "512", "8", ""] in rows
+    rows = [line.split() for line in result.output.splitlines()]
+    assert ["tiny", "1", "no", "check_only", "nothing", "512", "8"] in rows
+    assert ["tiny", "2", "yes", "check_only", "nothing", "512", "8"] in rows
     assert result.output.splitlines()[-1] == f"{repository}: 2 valid versions, 0 problems"
+
+
+def test_check_shows_long_names_whole(repository: Path) -> None:
+    name = "a-model-with-a-name-that-" + "goes-on-and-" * 6 + "on"
+    write_tiny_version(repository, name)
+    rows = [line.split() for line in check(repository).output.splitlines()]
+    assert [name, "1", "yes", "check_only", "nothing", "512", "8"] in rows
+
+
+def test_check_shows_brackets_of_plugins_names(repository: Path) -> None:
+    (repository.parent / "plugins" / "check_only.py").write_text(
+        f"{PLUGIN}plugin._backend.name = 'echo[/x]'\n"
+    )
+    write_tiny_version(repository, backend="echo[/x]")
+    result = check(repository)
+    assert result.exit_code == 0, result.output
+    assert ["tiny", "1", "yes", "echo[/x]", "nothing", "512", "8"] in [
+        line.split() for line in result.output.splitlines()
+    ]
 
 
 def test_check_names_repositories_as_other_commands_do(

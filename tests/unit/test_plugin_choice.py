@@ -195,6 +195,16 @@ def test_the_command_shows_names_versions_origins_and_hooks(directory: Path) -> 
     assert "blink_persistent" not in output
 
 
+def test_the_command_shows_brackets(tmp_path: Path) -> None:
+    directory = tmp_path / "for [cuda]"
+    directory.mkdir()
+    write(directory / "good.py", GOOD.replace("1.2", "1[/x]"))
+    status, output = plugins("--plugin-dir", directory)
+    assert status == 0
+    row = f"good 1[/x] {directory / 'good.py'} blink_engines"
+    assert row in [" ".join(line.split()) for line in output.splitlines()]
+
+
 def test_the_command_shows_broken_plugins_once_and_fails(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -113,6 +113,16 @@ def test_only_the_models_asked_for_are_shown_in_detail(watch: Watch) -> None:
     assert [line for line in lines(watch, 80, "tiny") if "slots" in line]
 
 
+def test_long_names_fold_and_states_stay_whole(watch: Watch) -> None:
+    name = "ab" * 40 + ":1"
+    broken = {"state": "UNAVAILABLE", "reason": "", "aliases": []}
+    watch.state["models"] = {name: broken}
+    first, *rest = lines(watch, 60)[1:]
+    assert first.split()[1] == "UNAVAILABLE"
+    folded = [first.split()[0], *rest]
+    assert "".join(folded).startswith(name)
+
+
 def counters(steps: int) -> dict[str, Any]:
     return {"schedulers": {"m:1": {"steps": steps}}}
 
