@@ -18,34 +18,35 @@ class _Command(NamedTuple):
 
 COMMANDS = {
     "bench": _Command(
-        "blink_server.bench.command:bench_group", "Measure a server, alone or beside neighbours."
+        "blink_server.bench.command:bench_group",
+        "Measure a server, alone or beside noisy neighbours.",
     ),
     "build": _Command(
         "blink_server.importers.build_command:build_command",
-        "Build a version for another engine, of a version's weights.",
+        "Build a version for another engine from its weights.",
     ),
     "check": _Command(
-        "blink_server.check:check_command", "Say what is wrong in a model repository."
+        "blink_server.check:check_command", "Report what is wrong in a model repository."
     ),
     "frontend": _Command(
         "blink_server.remote.command:frontend_command",
-        "Serve another machine's models, from a DPU.",
+        "Serve another machine's models, for example from a DPU.",
     ),
     "import": _Command(
-        "blink_server.importers.command:import_command", "Write a model version from a checkpoint."
+        "blink_server.importers.command:import_command", "Import a model as a new version."
     ),
     "log-level": _Command(
-        "blink_server.log_options:log_level_command", "Change what a running server logs."
+        "blink_server.log_options:log_level_command", "Set the log level of a running server."
     ),
     "models": _Command(
         "blink_server.importers.models_command:models_group",
-        "Show what is served; load, unload and pull models.",
+        "Show, load, unload and pull models.",
     ),
     "new-plugin": _Command(
-        "blink_server.new_plugin:new_plugin_command", "Write a project with a new plugin."
+        "blink_server.new_plugin:new_plugin_command", "Create a plugin project."
     ),
     "plugins": _Command(
-        "blink_server.plugins_command:plugins_command", "Show the plugins and their hooks."
+        "blink_server.plugins_command:plugins_command", "List plugins and their hooks."
     ),
     "serve": _Command("blink_server.serve:serve_command", "Serve a model repository over HTTP."),
     "top": _Command("blink_server.top.command:top_command", "Watch a server in a terminal."),

@@ -12,26 +12,32 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _OPTIONS = [
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
-    click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True),
+    click.option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=8000,
+        show_default=True,
+        help="Port to listen on; 0 picks a free one.",
+    ),
     click.option(
         "--workers",
         type=click.IntRange(1, 256),
         default=1,
         show_default=True,
-        help="HTTP worker processes.",
+        help="Number of HTTP worker processes.",
     ),
     click.option(
         "--api-key-file",
         type=click.Path(path_type=Path),
-        help="File with the API keys that requests may use, one a line.",
+        help="File of accepted API keys, one per line.",
     ),
-    click.option("--insecure", is_flag=True, help="Let other machines in without an API key."),
+    click.option("--insecure", is_flag=True, help="Allow other machines in without an API key."),
     click.option(
         "--exit-timeout-secs",
         type=click.IntRange(0, 86400),
         default=30,
         show_default=True,
-        help="How long open requests may go on after SIGTERM.",
+        help="How long open requests may continue after SIGTERM.",
     ),
 ]
 

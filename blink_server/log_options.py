@@ -20,13 +20,19 @@ from blink_server.models_table import control_socket, runtime_option
 def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command `--log-level` and `--log-format`, and do as they say before it begins."""
 
-    @click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
+    @click.option(
+        "--log-level",
+        type=click.Choice(LEVELS),
+        default="info",
+        show_default=True,
+        help="Lowest level to log.",
+    )
     @click.option(
         "--log-format",
         type=click.Choice(FORMS),
         default="human",
         show_default=True,
-        help="How the log's lines are written.",
+        help="Format of log lines.",
     )
     @functools.wraps(command)
     def with_options(*, log_level: str, log_format: str, **others: Any) -> Any:
@@ -41,7 +47,7 @@ def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("level", type=click.Choice(LEVELS))
 @runtime_option
 def log_level_command(level: str, runtime_dir: Path | None) -> None:
-    """Have a running server log from LEVEL up, in all of its processes."""
+    """Set the log level of a running server, in all its processes."""
     answer = asyncio.run(ask(control_socket(runtime_dir), "log_level", level=level))
     if answer.outcome != "done":
         raise BlinkError(answer.error)

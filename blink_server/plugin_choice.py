@@ -95,20 +95,20 @@ _OPTIONS = (
         multiple=True,
         metavar="DIR",
         type=click.Path(path_type=Path),
-        help="Folder of plugins; may be repeated. [default: plugins, where it exists]",
+        help="Plugin directory; repeatable. [default: plugins, if it exists]",
     ),
     click.option(
         "--disable-plugin",
         "disabled_plugins",
         multiple=True,
         metavar="NAME",
-        help="Do without this plugin; may be repeated.",
+        help="Do not load this plugin; repeatable.",
     ),
     click.option(
         "--strict-plugins/--no-strict-plugins",
         "strict_plugins",
         default=None,
-        help="Stop at a plugin that cannot be used, or go on without it. [default: stop]",
+        help="Fail if a plugin cannot be used, or continue without it. [default: fail]",
     ),
 )
 

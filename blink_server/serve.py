@@ -38,7 +38,7 @@ from blink_server.repository.surroundings import Limits
     multiple=True,
     default=(Path("model_repository"),),
     show_default="model_repository",
-    help="Folder of models; may be given several times.",
+    help="Model repository directory; repeatable.",
 )
 @front_options
 @click.option(
@@ -46,64 +46,64 @@ from blink_server.repository.surroundings import Limits
     type=click.FloatRange(min=0, min_open=True),
     default=600.0,
     show_default=True,
-    help="How long the load of one version may take.",
+    help="Time limit for loading one version.",
 )
 @click.option(
     "--drain-timeout-secs",
     type=click.FloatRange(min=0),
     default=300.0,
     show_default=True,
-    help="How long requests on a version that is unloaded may go on.",
+    help="How long open requests may continue on a version being unloaded.",
 )
 @click.option(
     "--load-parallelism",
     type=click.IntRange(1, 1024),
     default=4,
     show_default=True,
-    help="How many versions may load at a time.",
+    help="Number of versions that may load at once.",
 )
 @click.option(
     "--model-control",
     type=click.Choice([str(mode) for mode in ControlMode]),
     default=str(ControlMode.WATCH),
     show_default=True,
-    help="none: serve what is there at the start; watch: follow changes of the repository; "
-    "explicit: serve what is asked for by request.",
+    help="none: serve what is there at startup; watch: follow changes to the repository; "
+    "explicit: serve only what is loaded on request.",
 )
 @click.option(
     "--load-model",
     "load_models",
     multiple=True,
-    help="With --model-control explicit: load this model at the start, * all; may be repeated.",
+    help="With --model-control explicit: load this model at startup; * means all. Repeatable.",
 )
 @click.option(
     "--repository-polling",
     "polling_seconds",
     type=click.FloatRange(min=0.1, max=3600),
-    help="Look for changes every so many seconds, where the file system sends no events.",
+    help="Poll for changes at this interval, for file systems that send no events.",
 )
 @click.option(
     "--settle-secs",
     type=click.FloatRange(min=0, max=3600),
     default=1.0,
     show_default=True,
-    help="How long the files of a version must have been still before it is loaded.",
+    help="How long a version's files must be unchanged before it is loaded.",
 )
 @click.option(
     "--runtime-dir",
     type=click.Path(path_type=Path),
-    help="Private folder for sockets; give the same one to take over after a crash.",
+    help="Private directory for sockets; reuse it to take over after a crash.",
 )
 @plugin_options
 @click.option(
     "--reload-plugins/--no-reload-plugins",
     default=False,
-    help="Read changed files of plugin directories again, for models loaded later.",
+    help="Reread changed plugin files for models loaded later.",
 )
 @click.option(
     "--scheduler",
     type=click.Choice(["device", "host"]),
-    help="Who launches a GPU's steps; else each config.json says. [default: device]",
+    help="What launches the steps on a GPU, overriding each config.json. [default: device]",
 )
 @log_options
 @door_options
@@ -130,7 +130,7 @@ def serve_command(
     door: DoorOptions | None,
     http: HttpOptions,
 ) -> None:
-    """Serve every valid version of a model repository over HTTP."""
+    """Serve the models of a repository over HTTP."""
     if load_models and model_control != ControlMode.EXPLICIT:
         raise BlinkError("--load-model needs --model-control explicit: else all models are loaded")
     check_access(host, api_key_file, insecure=insecure)

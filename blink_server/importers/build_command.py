@@ -45,10 +45,10 @@ def _settings(
 
 @click.command("build")
 @click.argument("model", metavar="MODEL[:VERSION]")
-@click.option("--engine", required=True, help="The engine to build for, like tensorrt.")
+@click.option("--engine", required=True, help="Engine to build for, such as tensorrt.")
 @click.option(
     "--target",
-    help="The GPU to build for, by its architecture, like sm_89; by default this machine's.",
+    help="GPU architecture to build for, such as sm_89. [default: this machine's]",
 )
 @click.option(
     "--set",
@@ -56,12 +56,12 @@ def _settings(
     metavar="NAME=VALUE",
     multiple=True,
     callback=_settings,
-    help="An option of the engine, as for config.json's engine; may be given several times.",
+    help="Engine option, as under engine in config.json; repeatable.",
 )
 @click.option(
     "--version",
     type=click.IntRange(1, 10**18 - 1),
-    help="The new version's number; by default one above the highest there is.",
+    help="Number of the new version. [default: one above the highest]",
 )
 @click.option(
     "--model-repository",
@@ -69,17 +69,17 @@ def _settings(
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("model_repository"),
     show_default=True,
-    help="The repository's directory.",
+    help="Model repository directory.",
 )
 @click.option(
     "--max-rows",
     type=click.IntRange(*limit_bounds("max_rows")),
-    help="Requests that are decoded together; the engine's choice if not given.",
+    help="Maximum number of requests decoded together. [default: the engine's]",
 )
 @click.option(
     "--context-length",
     type=click.IntRange(*limit_bounds("context_length")),
-    help="Tokens of prompt and answer together; the engine's choice if not given.",
+    help="Maximum tokens of prompt and answer together. [default: the engine's]",
 )
 @plugin_options
 def build_command(
@@ -93,10 +93,11 @@ def build_command(
     context_length: int | None,
     plugin_choice: PluginChoice,
 ) -> None:
-    """Build a version for another engine, from the newest version that keeps its weights.
+    """Build a version for another engine from the newest version that has weights.
 
-    MODEL:VERSION names another one. What is built is a new version beside it, with its tokenizer,
-    template and configuration; it appears whole or, if the build fails or is stopped, not at all.
+    Give MODEL:VERSION to build from another one. The result is a new version beside it, with the
+    same tokenizer, template and configuration; it appears complete or, if the build fails or is
+    stopped, not at all.
     """
     plugins = load_plugins(choice=plugin_choice)
     name, _, number = model.partition(":")

@@ -15,28 +15,28 @@ from blink_server.schema_problems import nearest
 @click.option(
     "--gguf",
     metavar="FILE",
-    help="A GGUF file of Llama, Mistral, SmolLM2, Qwen 2 or Qwen 3.",
+    help="GGUF file of a Llama, Mistral, SmolLM2, Qwen 2 or Qwen 3 model.",
 )
 @click.option(
     "--hf",
     metavar="DIRECTORY|ORG/NAME",
-    help="A Hugging Face model of these families: its directory, or its id in a hub.",
+    help="Hugging Face model of these families, Phi 3 or Phi 4: a directory or a hub id.",
 )
 @click.option(
     "--from",
     "other",
     nargs=2,
     metavar="IMPORTER SOURCE",
-    help="What the importer of that name reads; plugins may bring some.",
+    help="Read SOURCE with the importer of this name; plugins may add importers.",
 )
 @click.option(
     "--random",
     metavar="MODEL",
-    help="Random weights in the shape of a published model, to measure speed with: smollm2-135m, "
+    help="Random weights in the shape of a published model, for measuring speed: smollm2-135m, "
     "llama-3-8b, qwen3-32b, ...",
 )
-@click.option("--revision", help="With an id: the branch, tag or commit; by default the newest.")
-@click.option("--name", required=True, help="The model's name in the repository and the API.")
+@click.option("--revision", help="Branch, tag or commit of a hub id. [default: newest]")
+@click.option("--name", required=True, help="Name of the model in the repository and the API.")
 @import_options
 def import_command(
     gguf: str | None,
@@ -46,9 +46,9 @@ def import_command(
     revision: str | None,
     **options: Any,
 ) -> None:
-    """Import a model's files as a new version of a model.
+    """Import a model as a new version in the repository.
 
-    The version appears in the repository whole or, if the import fails or is stopped, not at all.
+    The version appears complete or, if the import fails or is stopped, not at all.
     """
     asked = [("gguf", gguf), ("hf", hf), ("random", random), other or ("", None)]
     given = [(importer, source) for importer, source in asked if source is not None]

@@ -31,7 +31,7 @@ _OPTIONS = (
     click.option(
         "--version",
         type=click.IntRange(1, 10**18 - 1),
-        help="The version's number; by default one above the highest there is.",
+        help="Version number. [default: one above the highest]",
     ),
     click.option(
         "--model-repository",
@@ -39,42 +39,41 @@ _OPTIONS = (
         type=click.Path(file_okay=False, path_type=Path),
         default=Path("model_repository"),
         show_default=True,
-        help="The repository's directory; made if there is none.",
+        help="Model repository directory; created if missing.",
     ),
     click.option(
         "--quantize",
         type=click.Choice(list(QUANTIZATIONS)),
         show_default="int8; none with --compute fp32 and for engines that hold floats",
-        help="What float matrices become; those that a file holds quantized stay as they are.",
+        help="Type for float matrices; matrices already quantized in the file are kept.",
     ),
     click.option(
         "--compute",
         type=click.Choice(COMPUTES),
-        help="What the engine multiplies in: int8 is fast, fp32 exact; else the engine's choice.",
+        help="Arithmetic of the products: int8 is fast, fp32 exact. [default: the engine's]",
     ),
     click.option(
         "--max-rows",
         type=click.IntRange(*limit_bounds("max_rows")),
-        help="Requests that are decoded together; the engine's default if not given "
-        "(onnx_cpu: 8, cuda: 64).",
+        help="Maximum number of requests decoded together. [default: 8 for onnx_cpu, 64 for cuda]",
     ),
     click.option(
         "--context-length",
         type=click.IntRange(*limit_bounds("context_length")),
-        help="Tokens of prompt and answer together, at most the model's own; the engine's default "
-        "if not given (onnx_cpu: 2048, cuda: 8192, or the model's if that is less).",
+        help="Maximum tokens of prompt and answer together, up to the model's own limit. "
+        "[default: 2048 for onnx_cpu, 8192 for cuda, or the model's limit if lower]",
     ),
     click.option(
         "--backend",
         "backend_name",
         default="blink_persistent",
         show_default=True,
-        help="The plugin that builds and will serve the version.",
+        help="Backend plugin that builds and serves the version.",
     ),
     click.option(
         "--engine",
-        help="The backend's engine that will compute: of blink_persistent onnx_cpu, the default, "
-        "or cuda, for an NVIDIA GPU, which the import itself needs not.",
+        help="The backend's engine. For blink_persistent: onnx_cpu, the default, or cuda, for an "
+        "NVIDIA GPU, which the import itself does not need.",
     ),
 )
 

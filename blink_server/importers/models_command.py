@@ -18,12 +18,12 @@ from blink_server.models_table import load_command, runtime_option, show_models,
 
 
 @click.group("models", invoke_without_command=True)
-@click.option("--watch", is_flag=True, help="Show the table anew every second, until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
+@click.option("--watch", is_flag=True, help="Redraw the table every second until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @runtime_option
 @click.pass_context
 def models_group(ctx: click.Context, watch: bool, as_json: bool, runtime_dir: Path | None) -> None:
-    """Show the models of the running server, or load, unload and pull one."""
+    """Show the models of a running server; load, unload or pull one."""
     if ctx.invoked_subcommand is None:
         show_models(runtime_dir, watch=watch, as_json=as_json)
 
@@ -34,13 +34,13 @@ models_group.add_command(unload_command)
 
 @models_group.command("pull")
 @click.argument("model", type=click.Choice(list(MODELS)))
-@click.option("--name", help="The model's name in the repository and the API; MODEL by default.")
+@click.option("--name", help="Name of the model in the repository and the API. [default: MODEL]")
 @import_options
 def pull_command(model: str, name: str | None, **options: Any) -> None:
-    """Fetch MODEL, unless it is in the cache, and import it.
+    """Fetch MODEL, unless it is cached, and import it.
 
-    Does nothing where a version of that name was imported from the same file already, for the
-    same --engine and --compute if they are given, unless --version asks for a further one.
+    Does nothing if a version of that name was already imported from the same file (and for the
+    same --engine and --compute, if given), unless --version asks for another one.
     """
     job = ImportJob(name=name or model, **options)
     job.check()

@@ -115,10 +115,10 @@ def _sha256(path: Path) -> str:
     "--to",
     "directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory to keep the file in; the user's cache by default.",
+    help="Directory for the file. [default: the user's cache]",
 )
 def main(name: str, directory: Path | None) -> None:
-    """Fetch the file of model NAME, unless it is there already, and print its path."""
+    """Fetch the file of model NAME, unless it is already there, and print its path."""
     try:
         click.echo(pull(name, directory))
     except BlinkError as error:

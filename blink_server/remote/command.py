@@ -25,31 +25,38 @@ _CACHE = Path("~/.cache/blink-server/text")
 
 
 @click.command("frontend")
-@click.option("--connect", metavar="HOST:PORT", required=True, help="The host's door.")
+@click.option(
+    "--connect",
+    metavar="HOST:PORT",
+    required=True,
+    help="Address of the host's --frontends-listen.",
+)
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     required=True,
-    help="A copy of the file `token` in the host's --frontends-key-dir.",
+    help="Copy of the file `token` from the host's --frontends-key-dir.",
 )
-@click.option("--transport", default="rdma", show_default=True, help="How rings are reached.")
-@click.option("--device", required=True, help="This machine's RDMA device, such as mlx5_0.")
+@click.option("--transport", default="rdma", show_default=True, help="How to reach the rings.")
+@click.option("--device", required=True, help="RDMA device of this machine, such as mlx5_0.")
 @front_options
 @click.option(
     "--load-timeout-secs",
     type=click.FloatRange(min=0, min_open=True),
     default=600.0,
     show_default=True,
-    help="How long a worker may take to load a version's tokenizer.",
+    help="Time limit for loading a version's tokenizer.",
 )
 @click.option(
     "--cache-dir",
     type=click.Path(path_type=Path),
     default=_CACHE,
     show_default=True,
-    help="Where tokenizers and chat templates of the host's models are kept.",
+    help="Cache for the tokenizers and chat templates of the host's models.",
 )
-@click.option("--runtime-dir", type=click.Path(path_type=Path), help="Private folder for sockets.")
+@click.option(
+    "--runtime-dir", type=click.Path(path_type=Path), help="Private directory for sockets."
+)
 @plugin_options
 @log_options
 @http_options
@@ -70,7 +77,7 @@ def frontend_command(
     plugin_choice: PluginChoice,
     http: HttpOptions,
 ) -> None:
-    """Serve the models of another machine over HTTP, from here (a DPU)."""
+    """Serve another machine's models over HTTP, for example from a DPU."""
     check_access(host, api_key_file, insecure=insecure)
     os.environ[LOAD_TIMEOUT_VARIABLE] = str(load_timeout_secs)
     os.environ.update(plugin_choice.variables())  # for workers

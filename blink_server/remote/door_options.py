@@ -18,29 +18,29 @@ _OPTIONS = [
     click.option(
         "--frontends-listen",
         metavar="HOST:PORT",
-        help="Let frontends of other machines in here, over TLS; see docs/dpu.md.",
+        help="Accept frontends on other machines at this address, over TLS; see docs/dpu.md.",
     ),
     click.option(
         "--frontends-key-dir",
         type=click.Path(path_type=Path),
-        help="Folder of the certificate and the token file for frontends; made if it is not there.",
+        help="Directory of the frontends' certificate and token; created if missing.",
     ),
     click.option(
-        "--frontends-device", help="This machine's RDMA device for their agents, such as mlx5_0."
+        "--frontends-device", help="RDMA device of this machine that frontends use, such as mlx5_0."
     ),
     click.option(
         "--frontends-keep-secs",
         type=click.FloatRange(0, 3600),
         default=30.0,
         show_default=True,
-        help="How long a frontend that is not heard of keeps its slots.",
+        help="How long a frontend that has gone silent keeps its slots.",
     ),
     click.option(
         "--frontends-gpudirect/--no-frontends-gpudirect",
         default=True,
         show_default=True,
-        help="Have frontends reach into a GPU's memory where network cards can; else, and with "
-        "--no-, they go through this host's agent.",
+        help="Let frontends access GPU memory directly where network cards can; otherwise they go "
+        "through this host's agent.",
     ),
 ]
 

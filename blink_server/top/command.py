@@ -27,16 +27,20 @@ _SAMPLE_SECONDS = 1.0  # what rates of a single frame are taken over
 
 
 @click.command("top")
-@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server's.")
+@click.option(
+    "--url", default="http://127.0.0.1:8000", show_default=True, help="URL of the server."
+)
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path),
-    help="File whose first key is sent, where the server asks for one.",
+    help="File whose first key is sent if the server requires one.",
 )
-@click.option("--model", "models", multiple=True, help="Show only this one in detail (repeatable).")
-@click.option("--once", is_flag=True, help="Watch for a second, print one frame, and end.")
+@click.option(
+    "--model", "models", multiple=True, help="Show only this model in detail; repeatable."
+)
+@click.option("--once", is_flag=True, help="Watch for one second, print one frame and exit.")
 def top_command(url: str, api_key_file: Path | None, models: tuple[str, ...], once: bool) -> None:
-    """Watch a server: models, ring, scheduler, graphs and latencies. q ends it."""
+    """Watch a server's models, ring, scheduler, graphs and latencies; press q to quit."""
     key = None if api_key_file is None else read_api_keys(api_key_file)[0]
     console = Console()
     if not once and not (console.is_terminal and sys.stdin.isatty()):
