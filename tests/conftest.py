@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from blink_persistent.testing.frontend_site import Started
 
-# How long an example takes says more of what else the machine does than of what is tested.
-settings.register_profile(
-    "untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("untimed")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Time no examples: that would tell what else the machine does."""
+    if config.pluginmanager.hasplugin("hypothesispytest"):  # not in the guest, which is slow
+        from hypothesis import HealthCheck, settings
+
+        too_slow = [HealthCheck.too_slow]
+        settings.register_profile(
+            "untimed", settings(), deadline=None, suppress_health_check=too_slow
+        )
+        settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
