@@ -1,0 +1,204 @@
+"""Compiles the Triton kernels that other benchmarks need, in as many processes as there are cores.
+
+    python tests/bench/gpu/warm_kernels.py --model llama-3-8b [--rows 128] [--mixed 256] [--choices]
+
+One process compiles them one after the other, which takes a minute for a whole grid. Steps of every
+key of the model's fine grid run on tensors without memory, each launch compiles and launches
+nothing; what was compiled lies in Triton's cache afterwards. With `--choices` the products and the
+attention that engine_choices.py tries too. Primed kernels are not Triton's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import engine_choices as choices
+import torch
+from triton.runtime.jit import JITFunction, compute_cache_key
+
+from blink_persistent.engines import TOKEN_GRANULARITY
+from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.kernels import fused
+from blink_persistent.engines.cuda.kernels.choices import Cut, DecodeTiling, measured, row_tile
+from blink_persistent.engines.cuda.kernels.fused import FusedKernels
+from blink_persistent.engines.cuda.memory import most_sampled, most_tokens
+from blink_persistent.engines.cuda.model import Decoder, rotary_tables
+from blink_persistent.engines.cuda.step_tensors import KvCache, Workspace, empty_inputs
+from blink_persistent.engines.cuda.steps import enqueue_step
+from blink_persistent.engines.cuda.weights import fill_weights
+from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, default_grid, fine_grid
+from blink_server.importers.checkpoint import Architecture
+
+HOPPER = (9, 0)
+CONTEXT, BLOCK_SIZE, PROCESSORS, LAYERS = 2048, 64, 131, 2
+NOWHERE: dict[str, Any] = {"device": "meta", "dtype": torch.bfloat16}
+
+
+class NoSampler:
+    """Fulfils `DeviceSampling`: it is no kernel of Triton's."""
+
+    def record(self, *_: object, **__: object) -> None: ...
+
+
+class Share:
+    """Stands in for `JITFunction.run`: every `of`-th kernel is compiled here, none is launched."""
+
+    def __init__(self, number: int, of: int) -> None:
+        self._number, self._of = number, of
+        self._run = JITFunction.run
+        self.seen: set[str] = set()
+        self.compiled = 0
+
+    def install(self) -> None:
+        def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+            self.compile(kernel, args, grid, options)
+
+        JITFunction.run = run
+
+    def compile(self, kernel: Any, args: Any, grid: Any, options: dict[str, Any]) -> None:
+        """Unless it has been seen, or is another's."""
+        _, keys, _, _, binder = kernel.device_caches[0]
+        _, specialization, given = binder(*args, **options)
+        what = f"{kernel.__name__} {compute_cache_key(keys, specialization, given)}"
+        if what in self.seen:
+            return
+        self.seen.add(what)
+        if zlib.crc32(what.encode()) % self._of == self._number:
+            self._run(kernel, *args, grid=grid, warmup=True, **options)
+            self.compiled += 1
+
+
+def kernels_of(shape: Architecture, rows: int, **options: Any) -> FusedKernels:
+    return FusedKernels(
+        shape,
+        max_rows=rows,
+        capacity=CONTEXT,
+        processors=PROCESSORS,
+        chained=True,
+        device="meta",
+        **options,
+    )
+
+
+def run_grid(shape: Architecture, grid: GraphGrid) -> None:
+    """Every key's step."""
+    sizes = most_tokens(grid), most_sampled(grid)
+    decoder = Decoder(
+        architecture=shape,
+        weights=fill_weights(shape, lambda name, part: None, **NOWHERE),
+        rotary=rotary_tables(shape, CONTEXT, device="meta"),
+        cache=KvCache.allocate(shape, 2, BLOCK_SIZE, **NOWHERE),
+        work=Workspace.allocate(shape, *sizes, **NOWHERE),
+        kernels=kernels_of(shape, grid.max_rows),
+    )
+    blocks = CONTEXT // BLOCK_SIZE
+    inputs = {
+        DECODE: empty_inputs(grid.max_rows, grid.max_rows, blocks, device="meta"),
+        PREFILL: empty_inputs(grid.max_sequences, grid.max_prefill_tokens, blocks, device="meta"),
+    }
+    for key in grid.keys:
+        enqueue_step(decoder, inputs, key, NoSampler(), None)
+
+
+def run_choices(shape: Architecture) -> None:
+    """What engine_choices.py tries alone: products, and attention's tilings in a step."""
+    for rows in choices.ROWS:
+        tile = row_tile(rows)
+        products = fused.product_shapes(shape)
+        for name, weight in weights_of(shape):
+            for cut in choices.candidates(name, weight):
+                cuts: dict[Any, Cut | None] = dict.fromkeys((other, tile) for other in products)
+                cuts[weight, tile] = cut
+                multiply(kernels_of(shape, choices.MAX_ROWS, cuts=cuts), name, weight, rows)
+        for tiling in (DecodeTiling(), *choices.TILINGS):
+            attend(shape, kernels_of(shape, choices.MAX_ROWS, decode=tiling), rows)
+
+
+def weights_of(shape: Architecture) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The products that have a choice: name, and the weight's shape."""
+    qkv, output, other = fused.product_shapes(shape)
+    hidden = shape.hidden_size
+    found = {
+        **{"qkv": qkv, "output": output, "down": other, "router": other},
+        **{"gate_up": (2 * shape.intermediate_size, hidden)},
+        **{"head": (shape.vocabulary_size, hidden)},
+    }
+    names = choices.WITH_EXPERTS if shape.experts else choices.NAMES
+    return ((name, found[name]) for name in names)
+
+
+def multiply(kernels: FusedKernels, name: str, weight: tuple[int, int], rows: int) -> None:
+    size, depth = weight
+    x, matrix = torch.empty(rows, depth, **NOWHERE), torch.empty(size, depth, **NOWHERE)
+    if name == "gate_up":
+        room, out = torch.empty(rows, size, **NOWHERE), torch.empty(rows, size // 2, **NOWHERE)
+        kernels.gated_product(x, matrix, room, out)
+    elif name in ("head", "router"):
+        kernels.vocabulary_product(x, matrix, torch.empty(rows, size, device="meta"))
+    else:
+        kernels.product(x, matrix, torch.empty(rows, size, **NOWHERE))
+
+
+def attend(shape: Architecture, kernels: FusedKernels, rows: int) -> None:
+    inputs = empty_inputs(rows, rows, CONTEXT // BLOCK_SIZE, device="meta")
+    queries = torch.empty(rows, shape.heads * shape.head_dim, **NOWHERE)
+    keys, values = KvCache.allocate(shape, 2, BLOCK_SIZE, **NOWHERE).layer(0)
+    lengths, tables = inputs.lengths, inputs.block_tables
+    kernels.decode_attention(queries, keys, values, lengths, tables, torch.empty_like(queries))
+
+
+def work(number: int, of: int, arguments: argparse.Namespace) -> tuple[int, int]:
+    """One process's share: kernels compiled, of how many."""
+    torch.set_num_threads(1)
+    share = Share(number, of)
+    share.install()
+    fused.measured = lambda capability: measured(HOPPER)
+    with torch.no_grad():
+        for model in arguments.model:
+            shape = replace(ARCHITECTURES[model], layers=LAYERS)
+            for grid in grids(arguments):
+                run_grid(shape, grid)
+            if arguments.choices:
+                run_choices(shape)
+    return share.compiled, len(share.seen)
+
+
+def grids(arguments: argparse.Namespace) -> Iterator[GraphGrid]:
+    """What an import makes, with chunks of up to `--mixed` tokens, and what a test's kit makes."""
+    options = {"max_sequences": 8, "granularity": TOKEN_GRANULARITY}
+    yield fine_grid(arguments.rows, CONTEXT, **options, max_mixed_tokens=arguments.mixed)
+    for sequences in (8, 16):
+        yield default_grid(64, CONTEXT, max_sequences=sequences)
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", action="append", choices=ARCHITECTURES, required=True)
+    parser.add_argument("--rows", type=int, default=128)
+    parser.add_argument(
+        "--mixed", type=int, default=256, help="prompt tokens of mixed keys, 0: none"
+    )
+    parser.add_argument("--choices", action="store_true")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    return parser.parse_args(words)
+
+
+def compile_all(arguments: argparse.Namespace, run: Callable[..., tuple[int, int]] = work) -> None:
+    began, of = time.monotonic(), arguments.processes
+    # Forked, which spares each the imports: no process has used the GPU yet.
+    with multiprocessing.get_context("fork").Pool(of, maxtasksperchild=1) as pool:
+        work_of = [(number, of, arguments) for number in range(of)]
+        shares = pool.starmap(run, work_of, chunksize=1)
+    compiled, seen = sum(share[0] for share in shares), shares[0][1]
+    print(f"{compiled} of {seen} kernels, {time.monotonic() - began:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    compile_all(parse())
