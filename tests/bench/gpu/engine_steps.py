@@ -3,17 +3,17 @@
     python tests/bench/gpu/engine_steps.py OUTPUT_DIRECTORY --model llama-3-8b
 
 Method: random weights at the model's full shape in bfloat16. Every row has `--context` entries
-of KV in blocks of its own, drawn at random, and samples greedily. "replay": the captured graph of
-a key replayed back to back from the host between two device events, the median of 5 runs of 50
-steps. "scheduler": the same graphs launched by the persistent scheduler on the device, from the
-engine's steps between two reads of the ring's counters, with requests that all decode; their KV
-grows by one entry a step. The floor is (weights read + KV read) / 4.58 TB/s, the vocabulary matmul
-included, the embedding not where it is a table of its own; of a mixture's experts those that this
-step's tokens, drawn at random, are really sent to; or its arithmetic at 989 TFLOP/s, where that
-takes longer. Prefill, of one prompt and of prompts of different length, also in TFLOP/s by the
-formula of `step_work.py`. "mixed": a chunk that continues a prompt of 512 tokens beside decode
-rows, next to the replays of the same as two steps. "kernels" are those of one step that was
-launched eagerly, by PyTorch's profiler.
+of KV in blocks of its own, drawn at random, and samples greedily. "replay": the captured graph of a
+key replayed back to back from the host between two device events, the median of 5 runs of 50 steps,
+or of 10 where prompts are read. "scheduler": the same graphs launched by the persistent scheduler
+on the device, from the engine's steps between two reads of the ring's counters, with requests that
+all decode; their KV grows by one entry a step. The floor is (weights read + KV read) / 4.58 TB/s,
+the vocabulary matmul included, the embedding not where it is a table of its own; of a mixture's
+experts those that this step's tokens, drawn at random, are really sent to; or its arithmetic at 989
+TFLOP/s, where that takes longer. Prefill, of one prompt and of prompts of different length, also in
+TFLOP/s by the formula of `step_work.py`. "mixed": a chunk that continues a prompt of 512 tokens
+beside decode rows, next to the replays of the same as two steps. "kernels" are those of one step
+that was launched eagerly, by PyTorch's profiler.
 """
 
 from __future__ import annotations
@@ -55,21 +55,23 @@ MIXED_STEPS = (
     *((240, 16), (256, 16), (256, 64)),
     *((512, 16), (512, 64), (1024, 16), (1024, 64)),
 )  # tokens of the chunk, rows; products may like 256 in all better than 272
-STEPS, RUNS = 50, 5
+STEPS = {DECODE: 50, PREFILL: 10, MIXED: 10}
+RUNS = 5
+PARTS = ("decode", "prefill", "mixed", "scheduler")
 
 
 def replay_us(engine: CudaProvisioned, key: GraphKey) -> float:
     """Microseconds of one step, replayed from the host."""
-    graph = engine.captured.sources[engine.grid.keys.index(key)]
+    graph, steps = engine.captured.sources[engine.grid.keys.index(key)], STEPS[key.phase]
     found = []
     for _ in range(RUNS + 1):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        for _ in range(STEPS):
+        for _ in range(steps):
             graph.replay()
         end.record()
         end.synchronize()
-        found.append(1e3 * start.elapsed_time(end) / STEPS)
+        found.append(1e3 * start.elapsed_time(end) / steps)
     return statistics.median(found[1:])
 
 
@@ -183,7 +185,7 @@ def grid_to_measure() -> GraphGrid:
     return GraphGrid(tuple(keys))
 
 
-def measure(model: str, context: int, decode_kernels: str) -> dict[str, Any]:
+def measure(model: str, context: int, decode_kernels: str, parts: Sequence[str]) -> dict[str, Any]:
     grid = grid_to_measure()
     options = {"weights": "random", "model": model, "decode_kernels": decode_kernels}
     began = time.perf_counter()
@@ -200,11 +202,17 @@ def measure(model: str, context: int, decode_kernels: str) -> dict[str, Any]:
         "bytes_per_graph": engine.captured.nbytes // len(grid.keys),
     }
     print(model, found, flush=True)
-    found["decode"] = [measure_decode(engine, rows, context) for rows in ROWS]
-    prompts = [[Chunk(0, tokens) for tokens in lengths] for lengths in PREFILLS]
-    continued = [[Chunk(CHUNK_START, tokens)] for tokens in CHUNKS]
-    found["prefill"] = [measure_prefill(engine, chunks) for chunks in prompts + continued]
-    found["mixed"] = [measure_mixed(engine, *step, context) for step in MIXED_STEPS]
+    if "decode" in parts:
+        found["decode"] = [measure_decode(engine, rows, context) for rows in ROWS]
+    if "prefill" in parts:
+        prompts = [[Chunk(0, tokens) for tokens in lengths] for lengths in PREFILLS]
+        continued = [[Chunk(CHUNK_START, tokens)] for tokens in CHUNKS]
+        found["prefill"] = [measure_prefill(engine, chunks) for chunks in prompts + continued]
+    if "mixed" in parts:
+        found["mixed"] = [measure_mixed(engine, *step, context) for step in MIXED_STEPS]
+    if "scheduler" not in parts:
+        engine.close()
+        return found
     for phase in (DECODE, PREFILL):
         engine.inputs[phase].lengths.zero_()
     engine.reset()
@@ -219,11 +227,12 @@ def main() -> None:
     parser.add_argument("--model", action="append", required=True)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--decode-kernels", default="measured", help="the engine's option")
+    parser.add_argument("--only", choices=PARTS, action="append", help="by default all")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     decode = arguments.decode_kernels
     for model in arguments.model:
-        found = measure(model, arguments.context, decode)
+        found = measure(model, arguments.context, decode, arguments.only or PARTS)
         name = "steps" if decode == "measured" else f"steps-{decode}"
         path = arguments.output / f"{name}-{model}.json"
         path.write_text(json.dumps(found, indent=1) + "\n")
