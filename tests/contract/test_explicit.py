@@ -126,7 +126,7 @@ async def test_load_model_needs_explicit_mode(start: Start, repository: Path) ->
 async def test_requests_in_flight_are_counted_over_all_workers(
     start: Start, repository: Path
 ) -> None:
-    write_fake_version(repository, token_seconds=0.05)
+    write_fake_version(repository, token_seconds=0.2)
     server = await start("--workers=2")
     url = await server.ready()
     body = {"model": "echo", "prompt": "?", "max_tokens": 500, "stream": True}

@@ -34,7 +34,7 @@ async def models(*arguments: str, runtime: Path, status: int = 0) -> str:
 
 
 async def test_the_table_its_json_and_its_live_form(start: Start, repository: Path) -> None:
-    write_fake_version(repository, token_seconds=0.05)
+    write_fake_version(repository, token_seconds=0.2)
     (write_fake_version(repository, "broken") / "tokenizer.json").unlink()
     server = await start()
     url = await server.ready()

@@ -192,7 +192,7 @@ async def test_a_killed_owner_is_named_and_started_again(
     server: ServerProcess = await serve()
     url = await server.ready()
     expected = await answer(url, "a")
-    texts = stream(url, "a", 400)
+    texts = stream(url, "a", 480)
     await anext(texts)
     (owner,) = owners(server)
     os.kill(owner, signal.SIGKILL)

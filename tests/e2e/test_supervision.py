@@ -133,7 +133,7 @@ async def test_a_killed_runner_ends_streams_with_an_error_and_comes_back(
     server: ServerProcess = await start()
     url = await server.ready()
     expected = await whole_text(url, chat_body(max_tokens=20))
-    answer = await OpenAnswer.open(url, chat_body(max_tokens=400))
+    answer = await OpenAnswer.open(url, chat_body(max_tokens=480))
     os.kill(server.runner(1).pid, signal.SIGKILL)
     await answer.rest()
     assert "runner of scripted:1 is gone" in answer.chunks[-1]["error"]["message"]
@@ -182,13 +182,13 @@ async def test_a_full_queue_is_refused_with_retry_after_and_serves_on(
     start: Callable[..., Any], repository: Path, chat_body: Callable[..., dict[str, Any]]
 ) -> None:
     limits = {"max_rows": 1, "slots": 512, "max_queue": 2}  # one waiting request for each range
-    write_scripted_version(repository, limits=limits, step_microseconds=5000)
+    write_scripted_version(repository, limits=limits, step_microseconds=10_000)
     server: ServerProcess = await start()
     url = await server.ready()
-    expected = await whole_text(url, chat_body(max_tokens=100))
+    expected = await whole_text(url, chat_body(max_tokens=30))
     async with httpx.AsyncClient(timeout=60) as client:
         running = await OpenAnswer.open(url, chat_body(max_tokens=480))  # longer than the burst
-        burst = [client.post(url + CHAT, json=chat_body(max_tokens=100)) for _ in range(4)]
+        burst = [client.post(url + CHAT, json=chat_body(max_tokens=30)) for _ in range(4)]
         replies = await asyncio.gather(*burst)
     statuses = sorted(reply.status_code for reply in replies)
     assert statuses == [200, 503, 503, 503]
@@ -200,7 +200,7 @@ async def test_a_full_queue_is_refused_with_retry_after_and_serves_on(
             assert reply.json()["choices"][0]["message"]["content"] == expected
     assert (await running.rest()).startswith(expected)
     running.stream.close()
-    assert await whole_text(url, chat_body(max_tokens=100)) == expected
+    assert await whole_text(url, chat_body(max_tokens=30)) == expected
     assert await server.stop() == 0
 
 

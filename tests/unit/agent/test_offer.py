@@ -147,4 +147,5 @@ def test_descriptors_nobody_waits_for_are_closed() -> None:
         before = len(list(Path("/proc/self/fd").iterdir()))
         LineSocket(theirs).send({"a": 1}, [theirs.fileno()])
         assert list(LineSocket(mine).messages()) == [{"a": 1}]
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        # Fewer, where what earlier tests have left has been collected meanwhile.
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before
