@@ -188,11 +188,7 @@ class BoundSampler {
             throw std::invalid_argument("logits must be [vocabulary_size]");
         HostPhaseBuffers buffers(1, 1, 1);
         std::vector<int32_t> pairs;
-        for (const auto& [id, value] : bias) {
-            int32_t bits;
-            std::memcpy(&bits, &value, sizeof bits);
-            pairs.insert(pairs.end(), {id, bits});
-        }
+        for (const auto& [id, value] : bias) pairs.insert(pairs.end(), {id, static_cast<int32_t>(bits_of(value))});
         SamplingRow& row = buffers.sampling[0];
         row.seed = seed;
         row.prompt = reinterpret_cast<uint64_t>(prompt.data());

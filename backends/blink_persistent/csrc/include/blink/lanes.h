@@ -1,7 +1,7 @@
 // Values that kernels in shared memory and registers are made of, for the GPU and for the host.
 #pragma once
 
-#include "types.h"
+#include "float_bits.h"
 
 #ifndef __CUDACC_RTC__
 #include <math.h>
@@ -12,28 +12,6 @@ namespace blink {
 struct alignas(16) Chunk {
     uint32_t word[4];  // two bfloat16 each
 };
-
-BLINK_DEV inline uint32_t bits_of(float value) {
-#ifdef __CUDA_ARCH__
-    return __float_as_uint(value);
-#else
-    uint32_t bits;
-    __builtin_memcpy(&bits, &value, sizeof bits);
-    return bits;
-#endif
-}
-
-BLINK_DEV inline float from_bits(uint32_t bits) {
-#ifdef __CUDA_ARCH__
-    return __uint_as_float(bits);
-#else
-    float value;
-    __builtin_memcpy(&value, &bits, sizeof value);
-    return value;
-#endif
-}
-
-BLINK_DEV inline float infinity() { return from_bits(0x7f800000u); }
 
 // Of a bfloat16.
 BLINK_DEV inline float float_of(uint32_t bits) { return from_bits(bits << 16); }

@@ -29,7 +29,6 @@ class BlockSampler : protected RowMasses<Block> {
     using Masses::count_from;
     using Masses::greatest_key;
     using Masses::id_of;
-    using Masses::infinity;
     using Masses::inverse_;
     using Masses::key;
     using Masses::least;
@@ -82,7 +81,7 @@ class BlockSampler : protected RowMasses<Block> {
         block_.sync();
         if (constrained)
             GrammarMask<Block>(block_, engine_.eos_token_ids, engine_.eos_count, size_, row_)
-                .apply(logits_, reinterpret_cast<float*>(scratch_), infinity());
+                .apply(logits_, reinterpret_cast<float*>(scratch_));
     }
 
     BLINK_DEV void forbid(const int32_t* ids, uint32_t count) {

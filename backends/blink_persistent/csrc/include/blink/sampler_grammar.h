@@ -3,6 +3,7 @@
 // Of a Block it needs lane(), lanes(), sync() and max(u64); see sampler_block.h.
 #pragma once
 
+#include "float_bits.h"
 #include "grammar_table.h"
 #include "provisioned.h"
 
@@ -21,7 +22,7 @@ class GrammarMask {
     //
     // Where the text may end, end-of-sequence ids keep their logits. Min_tokens forbids them only
     // as long as anything else may follow.
-    BLINK_DEV void apply(float* logits, float* saved, float infinity) {
+    BLINK_DEV void apply(float* logits, float* saved) {
         const GrammarRow row = table_.row(advance());
         const bool goes_on = row.mask != 0 || row.bytes != 0 || row.count != 0;
         const bool may_end = row.accepting && !(goes_on && (row_.flags & kSamplingSuppressEnd) != 0);
@@ -32,7 +33,7 @@ class GrammarMask {
             if (inside(eos_[i])) saved[row.count + i] = logits[eos_[i]];
         block_.sync();
         for (uint32_t id = lane; id < size_; id += lanes)
-            if (table_.unlisted_class(row, id) == kNoGrammarClass) logits[id] = -infinity;
+            if (table_.unlisted_class(row, id) == kNoGrammarClass) logits[id] = -infinity();
         block_.sync();
         for (uint32_t i = lane; i < row.count; i += lanes)
             if (row.listed[2 * i] < size_) logits[row.listed[2 * i]] = saved[i];

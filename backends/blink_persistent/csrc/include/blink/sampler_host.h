@@ -11,6 +11,7 @@
 #include <numeric>
 #include <vector>
 
+#include "float_bits.h"
 #include "provisioned.h"
 #include "random.h"
 #include "ring_layout.h"
@@ -38,9 +39,7 @@ inline float exp_negative(float x) {
     y = y * r + 1.6666665459e-1f;
     y = y * r + 5.0000001201e-1f;
     y = y * r * r + r + 1.0f;
-    const int32_t bits = (whole + 127) << 23;
-    float power;
-    __builtin_memcpy(&power, &bits, sizeof power);
+    const float power = from_bits(static_cast<uint32_t>(whole + 127) << 23);
     return x < -87.0f ? 0.0f : y * power;
 }
 
@@ -133,7 +132,7 @@ class HostSampler {
         if (constrained) {
             OneLane lane;
             GrammarMask<OneLane>(lane, eos_.data(), static_cast<uint32_t>(eos_.size()), vocabulary_size_, row)
-                .apply(adjusted_.data(), weights_.data(), std::numeric_limits<float>::infinity());
+                .apply(adjusted_.data(), weights_.data());
         }
         return adjusted_.data();
     }

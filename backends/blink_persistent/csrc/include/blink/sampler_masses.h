@@ -4,7 +4,7 @@
 // terms: the same row gives the same token whatever the number of lanes.
 #pragma once
 
-#include "types.h"
+#include "float_bits.h"
 
 #ifndef __CUDACC_RTC__
 #include <math.h>
@@ -31,28 +31,6 @@ class RowMasses {
         uint64_t counts[kBars];
         uint64_t masses[kBars];
     };
-
-    BLINK_DEV static uint32_t bits_of(float x) {
-#ifdef __CUDA_ARCH__
-        return __float_as_uint(x);
-#else
-        uint32_t bits;
-        __builtin_memcpy(&bits, &x, sizeof bits);
-        return bits;
-#endif
-    }
-
-    BLINK_DEV static float float_of(uint32_t bits) {
-#ifdef __CUDA_ARCH__
-        return __uint_as_float(bits);
-#else
-        float x;
-        __builtin_memcpy(&x, &bits, sizeof x);
-        return x;
-#endif
-    }
-
-    BLINK_DEV static float infinity() { return float_of(0x7F800000u); }
 
     // Orders as the floats do, 0 and -0 alike.
     BLINK_DEV static uint64_t ordered(float x) {
@@ -147,7 +125,7 @@ class RowMasses {
 
     // The mass of a listed weight: weights are not negative, so one bit more tells the float.
     BLINK_DEV static uint64_t mass_of(uint64_t key) {
-        return mass(float_of(static_cast<uint32_t>(key >> kIdBits) & ~(1u << 31)));
+        return mass(from_bits(static_cast<uint32_t>(key >> kIdBits) & ~(1u << 31)));
     }
 
     // Walks `count` candidates in id order up to `uniform` of their mass. Each lane has a run of

@@ -64,11 +64,11 @@ class Choice : RowMasses<Block> {
     }
 
     // A number that a request keeps from one token to the next; 0 for its first.
-    BLINK_DEV float kept() const { return Masses::float_of(row_.kept); }
+    BLINK_DEV float kept() const { return from_bits(row_.kept); }
     // All lanes; none may call kept() again for this token.
     BLINK_DEV void keep(float value) {
         this->block_.sync();
-        if (lane() == 0) row_.kept = Masses::bits_of(value);
+        if (lane() == 0) row_.kept = bits_of(value);
     }
 
   private:
