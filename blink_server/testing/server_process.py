@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from blink_server.process import Process, ProcessId
-from blink_server.runtime_dir import read_record
+from blink_server.runtime_dir import living_processes, read_record
 
 _SECONDS = 60.0  # longer than anything here takes
 
@@ -115,10 +115,9 @@ class ServerProcess:
     def kill_everything(self) -> None:
         """End whatever of this server is left, for a test's clean-up."""
         self._process.kill()  # first, lest it start again what is ended here
-        for record in (self.runtime / "http.json", *self.runtime.glob("runner-*/runner.json")):
-            if (found := read_record(record)) is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(found[0].pid, signal.SIGKILL)
+        for left in living_processes(self.runtime):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(left.pid, signal.SIGKILL)
 
     def _read(self, line: str) -> None:
         self.lines.append(line)

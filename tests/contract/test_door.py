@@ -15,6 +15,7 @@ from blink_server.process import ProcessId
 from blink_server.remote.credentials import open_key_directory
 from blink_server.remote.host_link import HostLink, expect, send
 from blink_server.runtime_dir import read_record
+from blink_server.testing.eventually import eventually
 from blink_server.testing.fake_repository import write_fake_version
 from blink_server.testing.reserved_port import reserve_port
 from blink_server.testing.server_process import ServerProcess, processes
@@ -82,6 +83,20 @@ async def test_a_killed_door_is_started_again(start: Start, repository: Path, do
     assert await door.models() == ["echo READY"]  # the listening socket has been there all along
     assert door.process() != first
     assert await server.stop() == 0
+
+
+async def test_a_tests_clean_up_takes_it_along(start: Start, repository: Path, door: Door) -> None:
+    write_fake_version(repository)
+    server = await start(*door.options)
+    await server.ready()
+    process = door.process()
+    server.kill_everything()
+    await server.exit()
+
+    async def alive() -> bool:
+        return process.alive
+
+    await eventually(alive, lambda alive: not alive)
 
 
 @pytest.mark.slow
