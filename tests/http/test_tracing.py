@@ -184,7 +184,10 @@ def collector() -> Iterator[OtlpCollector]:
         yield collector
 
 
-async def test_spans_reach_a_collector(worker: Any, collector: OtlpCollector) -> None:
+async def test_spans_reach_a_collector(
+    worker: Any, collector: OtlpCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blink_server.http.tracing._CLOSE_SECONDS", LIMIT_SECONDS)
     worker.metrics.tracer = otlp_tracer(f"{collector.url}/", "1.2.3")
     worker.serve("hello")
     await worker.chat("Hi")
