@@ -24,6 +24,7 @@ CUTS = (AttentionCut(warps=2, stages=1), AttentionCut(warps=2, stages=2), Attent
 WAYS = [Way(late, seed) for late in (False, True) for seed in (1, 2)]
 PAGES, BLOCK_SIZE, CONTEXT = 44, 32, 300
 EPSILON = 1e-5
+NAN = 0x7FC0  # of a bfloat16
 Floats = npt.NDArray[np.floating[Any]]
 
 
@@ -77,7 +78,7 @@ class Problem:
         self.partial = np.full((rows * case.heads, case.splits, size), np.nan, np.float32)
         self.log_sums = np.full((rows * case.heads, case.splits), np.nan, np.float32)
         self.arrived = np.zeros(rows * case.kv_heads, np.uint32)
-        self.out = np.full((rows, case.heads, size), 0x7FC0, np.uint16)
+        self.out = np.full((rows, case.heads, size), NAN, np.uint16)
 
     def call(self) -> AttentionCall:
         case = self.case
@@ -171,6 +172,33 @@ def test_a_rows_new_token_attends_to_all_its_entries(
         for old, pages in zip(before, problem.pages, strict=True):
             np.testing.assert_array_equal(float32(pages), old)
         assert not problem.arrived.any()
+
+
+@needs_compiler
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("part", [0, 1], ids=["keys", "values"])
+@pytest.mark.parametrize("bad", [slice(40, 41), slice(0, 100)], ids=["one", "all"])
+@pytest.mark.parametrize("splits", [1, 3, 11])
+def test_entries_that_are_no_numbers_are_their_own_rows_alone(
+    attentions: dict[int, HostAttention], cut: AttentionCut, part: int, bad: slice, splits: int
+) -> None:
+    """And NaN in what is no row's entry has no effect."""
+    problem = Problem(Case(lengths=(101, 0, 1, 33), splits=splits))
+    expected = [problem.expected(row) if n else 0 for row, n in enumerate(problem.case.lengths)]
+    for pages in problem.pages:
+        kept = pages.copy()
+        pages[:] = NAN
+        for row, length in enumerate(problem.case.lengths):
+            for at in range(length):
+                place = problem.tables[row, at // BLOCK_SIZE], slice(None), at % BLOCK_SIZE
+                pages[place] = kept[place]
+    for at in range(101)[bad]:
+        block = problem.tables[0, at // BLOCK_SIZE]
+        problem.pages[part][block, :, at % BLOCK_SIZE] = NAN
+    attentions[128].run(cut, problem.call(), PAGES)
+    assert np.isnan(float32(problem.out[0])).all(), "the answer would look like one"
+    for row in (1, 2, 3):
+        np.testing.assert_allclose(float32(problem.out[row]), expected[row], atol=0.02, rtol=0.01)
 
 
 @needs_compiler

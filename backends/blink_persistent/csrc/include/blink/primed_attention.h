@@ -205,23 +205,25 @@ class PrimedAttention {
         if (port_.thread() == 0) a_.arrived[group_.row * a_.kv_heads + group_.kv_head] = 0;
     }
 
+    // A total is 0 where there was no entry. One that is NaN must not be taken for that.
     BLINK_DEV void join(uint32_t head, uint32_t element) {
         float best = -infinity(), total = 0.0f, value = 0.0f;
         for (uint32_t warp = 0; warp < kWarps; ++warp) best = fmaxf(best, handed_in(warp)[2 * head]);
-        for (uint32_t warp = 0; warp < kWarps && best > -infinity(); ++warp) {
+        for (uint32_t warp = 0; warp < kWarps; ++warp) {
             const float* own = handed_in(warp);
+            if (own[2 * head + 1] == 0.0f) continue;
             const float weight = exp2f(own[2 * head] - best);
             total += weight * own[2 * head + 1];
             value += weight * own[2 * kMostGroup + head * kHeadDim + element];
         }
-        value = total > 0.0f ? value / total : 0.0f;
+        value = total == 0.0f ? 0.0f : value / total;
         const uint64_t at = static_cast<uint64_t>(group_.row) * a_.heads + group_.kv_head * group_.heads + head;
         if (a_.splits == 1) {
             store_feature(a_.out + at * kHeadDim + element, value);
             return;
         }
         a_.partial[(at * a_.splits + split_) * kHeadDim + element] = value;
-        if (element == 0) a_.log_sums[at * a_.splits + split_] = total > 0.0f ? best + log2f(total) : -infinity();
+        if (element == 0) a_.log_sums[at * a_.splits + split_] = total == 0.0f ? -infinity() : best + log2f(total);
     }
 
     // A few at a time, all loaded before any is used.
@@ -247,13 +249,13 @@ class PrimedAttention {
             value *= fade;
 #pragma unroll
             for (uint32_t i = 0; i < kAtOnce; ++i) {
-                const float weight = log_sum[i] > -infinity() ? exp2f(log_sum[i] - now) : 0.0f;
+                const float weight = log_sum[i] == -infinity() ? 0.0f : exp2f(log_sum[i] - now);
                 total += weight;
                 value += weight * part[i];
             }
             best = now;
         }
-        store_feature(a_.out + at * kHeadDim + element, total > 0.0f ? value / total : 0.0f);
+        store_feature(a_.out + at * kHeadDim + element, total == 0.0f ? 0.0f : value / total);
     }
 
     Port& port_;
