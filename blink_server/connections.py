@@ -10,15 +10,23 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import signal
+import ssl
+import sys
+import time
 from typing import Any
 
+from gunicorn.arbiter import Arbiter
 from gunicorn.asgi.protocol import ASGIProtocol
 from gunicorn.workers import gasgi
 
+from blink_server.errors import BlinkError
 from blink_server.http.scope import ScopedApp
-from blink_server.http_options import settings_from
+from blink_server.http_options import HttpOptions
+from blink_server.tls import FollowedCertificate
 
 _LAST_LOOK_SECONDS = 1.0  # for a head of which a part has arrived unread
+_RESTART_SECONDS = 2.0
 
 
 class Connection(ASGIProtocol):  # type: ignore[misc]  # it has no types
@@ -110,7 +118,36 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]  # it has no types
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.waiting: dict[Connection, None] = {}  # the longest waiting first
-        self.head_seconds = settings_from(os.environ).head_seconds
+        http = HttpOptions.of_environment(os.environ)
+        self.head_seconds = http.head_timeout_secs
+        self._certificate_files = http.certificate_files
+        self._tls: ssl.SSLContext | None = None
+
+    def init_process(self) -> None:
+        """Serve, until the end. What keeps one of the first workers from it ends the server.
+
+        A later one, whose siblings may serve, ends alone, a little later: the arbiter puts another
+        in its place at once.
+        """
+        try:
+            if self._certificate_files is not None:
+                self._tls = FollowedCertificate(self._certificate_files).context
+            super().init_process()
+        except (Exception, SystemExit) as error:
+            if not self._ends_the_server(error) or self.age <= self.cfg.workers:
+                raise
+            traceback = not isinstance(error, (BlinkError, SystemExit))
+            self.log.error("a new worker cannot start: %s", error, exc_info=traceback)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+                signal.signal(number, signal.SIG_DFL)  # there is nothing to wait for
+            time.sleep(_RESTART_SECONDS)
+            sys.exit(1)
+
+    def _ends_the_server(self, error: BaseException) -> bool:
+        """As the arbiter decides it."""
+        if isinstance(error, SystemExit):
+            return error.code in (Arbiter.WORKER_BOOT_ERROR, Arbiter.APP_LOAD_ERROR)
+        return not self.booted
 
     def make_room(self, newcomer: Connection) -> bool:
         """Give up the longest waiting connection if there are too many; False if none waits."""
@@ -121,6 +158,9 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]  # it has no types
                 connection.give_up()
                 return True
         return False
+
+    def _get_ssl_context(self) -> ssl.SSLContext | None:
+        return self._tls  # gunicorn's own serves without TLS where a file is broken
 
     async def _serve(self) -> None:
         gasgi.ASGIProtocol = Connection  # the class has no other door for it

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from blink_server.gunicorn_settings import (
     METRICS_VARIABLE,
 )
 from blink_server.http.settings import ServerSettings
+from blink_server.tls import CertificateFiles
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -50,21 +50,31 @@ class HttpOptions:
         """Of the server's URL."""
         return "http" if self.tls_certificate is None else "https"
 
+    @property
+    def certificate_files(self) -> CertificateFiles | None:
+        """None: TLS is not for this server."""
+        if self.tls_certificate is None:
+            return None
+        assert self.tls_key is not None
+        return CertificateFiles(Path(self.tls_certificate), Path(self.tls_key))
+
     def gunicorn_arguments(self) -> list[str]:
         """What gunicorn must be told of them."""
-        connections = f"--worker-connections={self.max_connections}"
-        if self.tls_certificate is None:
-            return [connections]
-        return [connections, f"--certfile={self.tls_certificate}", f"--keyfile={self.tls_key}"]
+        return [f"--worker-connections={self.max_connections}"]
 
     def environment(self) -> dict[str, str]:
         """What a worker must be told of them."""
         return {HTTP_OPTIONS_VARIABLE: json.dumps(asdict(self))}
 
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str]) -> HttpOptions:
+        """What a worker has been told."""
+        return cls(**json.loads(environment.get(HTTP_OPTIONS_VARIABLE, "{}")))
+
 
 def settings_from(environment: Mapping[str, str]) -> ServerSettings:
     """A worker's settings, from the environment that `serve` has set."""
-    options = HttpOptions(**json.loads(environment.get(HTTP_OPTIONS_VARIABLE, "{}")))
+    options = HttpOptions.of_environment(environment)
     key_file = environment.get(API_KEY_FILE_VARIABLE)
     control_socket = environment.get(CONTROL_SOCKET_VARIABLE)
     metrics = environment.get(METRICS_VARIABLE)
@@ -198,8 +208,8 @@ def http_options(command: Command) -> Command:
             grammar_timeout_ms=grammar_timeout_ms,
             cors_origins=",".join(cors_origins),
             access_log=_log_target(access_log),
-            tls_certificate=_readable(tls_certificate, "--tls-certificate"),
-            tls_key=_readable(tls_key, "--tls-key"),
+            tls_certificate=_absolute(tls_certificate),
+            tls_key=_absolute(tls_key),
             admin_key_file=_key_file(admin_key_file),
             strict_readiness=strict_readiness,
             otlp_endpoint=_with_exporter(otlp_endpoint),
@@ -208,6 +218,8 @@ def http_options(command: Command) -> Command:
         )
         if (tls_certificate is None) != (tls_key is None):
             raise BlinkError("--tls-certificate and --tls-key need each other")
+        if options.certificate_files is not None:
+            _check_certificate(options.certificate_files)
         return command(http=options, **others)
 
     with_options.__doc__ = command.__doc__
@@ -253,9 +265,12 @@ def _log_target(target: str | None) -> str | None:
     return str(path)
 
 
-def _readable(path: Path | None, option: str) -> str | None:
-    if path is None:
-        return None
-    if not os.access(path, os.R_OK) or not path.is_file():
-        raise BlinkError(f"{option} {path}: is not a file that can be read")
-    return str(path.absolute())
+def _check_certificate(files: CertificateFiles) -> None:
+    try:
+        files.warn_if_refused()
+    except BlinkError as error:
+        raise BlinkError(f"--tls-certificate, --tls-key: {error}") from None
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())

@@ -15,6 +15,7 @@ import falcon.asgi
 
 from blink_server.api_keys import read_api_keys
 from blink_server.errors import BlinkError
+from blink_server.file_signature import file_signature
 from blink_server.http.errors import Forbidden, TooManyRequests, Unauthorized
 from blink_server.http.key_places import KeyPlaces
 from blink_server.http.scope import cleanup_of, record_of
@@ -37,13 +38,13 @@ class KeyRing:
         self._from_file: frozenset[bytes] = frozenset()
         self._seen: tuple[int, ...] | None = None
         if file is not None:
-            self._seen = _signature(file)
+            self._seen = file_signature(file)
             self._from_file = _read(file)
 
     @property
     def digests(self) -> frozenset[bytes]:
         """All of them. A changed file that cannot be used leaves the keys as they were."""
-        if self._file is not None and (seen := _signature(self._file)) != self._seen:
+        if self._file is not None and (seen := file_signature(self._file)) != self._seen:
             self._seen = seen
             try:
                 self._from_file = _read(self._file)
@@ -56,14 +57,6 @@ class KeyRing:
     def open(self) -> bool:
         """Whether everybody is let in."""
         return not self._given and self._file is None
-
-
-def _signature(file: Path) -> tuple[int, ...] | None:
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode
 
 
 def _read(file: Path) -> frozenset[bytes]:

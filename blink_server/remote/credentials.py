@@ -16,6 +16,7 @@ from pathlib import Path
 
 from blink_server.api_keys import read_api_keys
 from blink_server.errors import BlinkError
+from blink_server.tls import CertificateFiles
 
 _FINGERPRINT = "sha256:"
 _DAYS = 3650
@@ -69,12 +70,8 @@ def fingerprint_of(certificate: bytes) -> str:
 
 def door_context(directory: Path) -> ssl.SSLContext:
     """The door's side of TLS. Raises BlinkError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = CertificateFiles(directory / "certificate.pem", directory / "key.pem").context()
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    try:
-        context.load_cert_chain(directory / "certificate.pem", directory / "key.pem")
-    except (OSError, ssl.SSLError) as error:
-        raise BlinkError(f"{directory}: no usable certificate and key: {error}") from None
     return context
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from blink_server.errors import BlinkError
 from blink_server.gunicorn_settings import API_KEY_FILE_VARIABLE
 from blink_server.http.settings import ServerSettings
 from blink_server.http_options import HttpOptions, http_options, settings_from
+from blink_server.testing.certificates import make_certificate
 
 
 def parse(*arguments: str) -> HttpOptions:
@@ -72,24 +72,27 @@ def test_the_record_of_a_front_can_be_compared_with_its_options(tmp_path: Path) 
     assert json.loads(json.dumps(asdict(options))) == asdict(options)
 
 
-def test_tls_is_gunicorns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_reaches_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("chain.pem", "key.pem"):
-        Path(name).touch()
-    options = parse("--tls-certificate", "chain.pem", "--tls-key", "key.pem")
+    made = make_certificate(tmp_path, "server")
+    options = parse("--tls-certificate", "server.pem", "--tls-key", "server.key")
     assert options.scheme == "https"
-    assert options.gunicorn_arguments() == [
-        "--worker-connections=1000",
-        f"--certfile={tmp_path / 'chain.pem'}",
-        f"--keyfile={tmp_path / 'key.pem'}",
-    ]
+    assert HttpOptions.of_environment(options.environment()).certificate_files == made
+    assert HttpOptions().certificate_files is None
+
+
+def test_a_certificate_and_another_ones_key_are_refused(tmp_path: Path) -> None:
+    one, other = make_certificate(tmp_path, "one"), make_certificate(tmp_path, "other")
+    with pytest.raises(BlinkError, match=r"--tls-key: TLS key .*other\.key: is not the key of"):
+        parse("--tls-certificate", str(one.certificate), "--tls-key", str(other.key))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--tls-certificate", "chain.pem"], "need each other"),
-        (["--tls-key", "none.pem"], "none.pem: is not a file"),
+        (["--tls-key", "none.pem"], "need each other"),
+        (["--tls-certificate", "chain.pem", "--tls-key", "none.pem"], "chain.pem: holds no cert"),
         (["--access-log", "no/such/folder/log"], "no/such/folder/log: No such file"),
     ],
 )
@@ -100,11 +103,3 @@ def test_what_cannot_be_used_is_named(
     Path("chain.pem").touch()
     with pytest.raises(BlinkError, match=message):
         parse(*arguments)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read every file")
-def test_a_key_that_may_not_be_read_is_named(tmp_path: Path) -> None:
-    key = tmp_path / "key.pem"
-    key.touch(mode=0o000)
-    with pytest.raises(BlinkError, match=r"key\.pem"):
-        parse("--tls-key", str(key))
