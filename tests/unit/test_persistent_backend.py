@@ -14,10 +14,17 @@ from blink_server.backend import ModelVersion
 from blink_server.config import load_model_config
 
 _MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# What the kernel is asked for: what it gives depends on how the machine's memory lies.
 _PROGRAM = """
-import re
 held = b"x" * (64 << 20)
-print(re.search(r"AnonHugePages: *(\\d+)", open("/proc/self/smaps_rollup").read())[1])
+total = 0
+for line in open("/proc/self/smaps"):
+    name, _, value = line.partition(":")
+    if name == "Size":
+        size = int(value.split()[0])
+    elif name == "VmFlags" and "hg" in value.split():
+        total += size
+print(total)
 """
 
 left_to_programs = pytest.mark.skipif(
@@ -27,7 +34,8 @@ left_to_programs = pytest.mark.skipif(
 
 
 def huge_kilobytes(directory: Path) -> int:
-    """KiB in huge pages of a process that is started as a runner is, and allocates 64 MiB."""
+    """KiB for which a process asks for huge pages that is started as a runner is, and allocates
+    64 MiB."""
     backend = PersistentBackend({"scripted": ScriptedEngine}, {}, {})
     directory = write_scripted_version(directory)
     version = ModelVersion("scripted", 1, directory, load_model_config(directory))
@@ -37,8 +45,8 @@ def huge_kilobytes(directory: Path) -> int:
 
 
 @left_to_programs
-def test_what_a_runner_allocates_lies_in_huge_pages(tmp_path: Path) -> None:
-    assert huge_kilobytes(tmp_path) >= 32 << 10
+def test_what_a_runner_allocates_is_to_lie_in_huge_pages(tmp_path: Path) -> None:
+    assert huge_kilobytes(tmp_path) >= 64 << 10
 
 
 @left_to_programs
