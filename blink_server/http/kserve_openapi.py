@@ -7,6 +7,7 @@ from typing import Any
 
 from blink_server.http.fields import Schema
 from blink_server.http.kserve_fields import TEXT_INPUT, field_schemas
+from blink_server.http.kserve_tensors import DATATYPES
 from blink_server.http.operation import OF_TEXT, Operation
 
 _BODY = ("400", "401", "408", "413", "429")
@@ -16,7 +17,7 @@ _TENSOR: Schema = {
     "properties": {
         "name": {"type": "string"},
         "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "datatype": {"type": "string", "description": "BYTES for text."},
+        "datatype": {"enum": list(DATATYPES), "description": "BYTES for text."},
         "data": {"description": "The elements; in the binary form they follow the JSON."},
         "parameters": {"type": "object"},
     },

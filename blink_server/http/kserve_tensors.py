@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,11 +35,33 @@ _DTYPES = {
 }
 
 
+def _whole_number(dtype: str) -> tuple[Callable[[Any], bool], str]:
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return (
+        lambda value: type(value) is int and low <= value <= high,
+        f"whole numbers from {low} to {high}",
+    )
+
+
+_NUMBERS = (lambda value: type(value) in (int, float), "numbers")
+_ELEMENTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "BYTES": (lambda value: isinstance(value, str), "texts"),
+    "BOOL": (lambda value: isinstance(value, bool), "true and false"),
+    **{name: _whole_number(dtype) for name, dtype in _DTYPES.items() if "INT" in name},
+    "FP32": _NUMBERS,
+    "FP64": _NUMBERS,
+}
+"""What JSON may hold of each datatype, and its name."""
+
+DATATYPES = tuple(_ELEMENTS)
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """One input: `values` are its elements in row-major order; those of BYTES are text."""
 
     name: str
+    datatype: str
     shape: tuple[int, ...]
     values: Sequence[Any]
 
@@ -73,6 +95,8 @@ def read_inputs(document: Mapping[str, Any], binary: bytes) -> dict[str, Tensor]
             raise _wrong(each, f"has {size} bytes, of which {len(binary) - offset} came")
         tensor = _read(each, binary[offset : offset + size])
         offset += size
+        if tensor.name in tensors:
+            raise _wrong(each, "is there twice")
         tensors[tensor.name] = tensor
     if offset != len(binary):
         raise InvalidRequest(f"{len(binary) - offset} bytes of the body belong to no input")
@@ -93,15 +117,19 @@ def _read(document: Mapping[str, Any], binary: bytes) -> Tensor:
         raise _wrong(document, "needs a name and a datatype")
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise _wrong(document, "needs a shape: a list of whole numbers")
+    if datatype not in _ELEMENTS:
+        known = ", ".join(DATATYPES)
+        raise _wrong(document, f"has the datatype {datatype[:40]!r}; it must be one of {known}")
     if "data" in document:
         values = list(_flat(document["data"]))
+        fits, elements = _ELEMENTS[datatype]
+        if not all(map(fits, values)):
+            raise _wrong(document, f"of datatype {datatype} must hold {elements}")
     else:
         values = _decode(document, datatype, binary)
-    if datatype == "BYTES" and not all(isinstance(value, str) for value in values):
-        raise _wrong(document, "of datatype BYTES must hold texts")
     if len(values) != math.prod(shape):
         raise _wrong(document, f"has {len(values)} elements, its shape {shape} has others")
-    return Tensor(name, tuple(shape), values)
+    return Tensor(name, datatype, tuple(shape), values)
 
 
 def _flat(data: Any) -> Sequence[Any]:
@@ -113,10 +141,7 @@ def _flat(data: Any) -> Sequence[Any]:
 def _decode(document: Mapping[str, Any], datatype: str, binary: bytes) -> list[Any]:
     if datatype == "BYTES":
         return _decode_texts(document, binary)
-    dtype = _DTYPES.get(datatype)
-    if dtype is None:
-        known = ", ".join(("BYTES", *_DTYPES))
-        raise _wrong(document, f"has the datatype {datatype!r}; it must be one of {known}")
+    dtype = _DTYPES[datatype]
     if len(binary) % np.dtype(dtype).itemsize:
         raise _wrong(document, f"has {len(binary)} bytes, which are no whole elements")
     values: list[Any] = np.frombuffer(binary, dtype).tolist()

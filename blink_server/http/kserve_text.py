@@ -132,7 +132,10 @@ class InferResource(TextAnswers):
         inputs = read_inputs(document, binary)
         prompts = inputs.pop(TEXT_INPUT, None)
         if prompts is None or not prompts.values:
-            raise InvalidRequest(f"the input {TEXT_INPUT} is missing", param="inputs")
+            raise InvalidRequest(f"the input {TEXT_INPUT!r} is missing", param="inputs")
+        if prompts.datatype != "BYTES":
+            wrong = f"the input {TEXT_INPUT!r} has the datatype {prompts.datatype!r}"
+            raise InvalidRequest(f"{wrong}; it must be 'BYTES'", param="inputs")
         question = _question(name, prompts, inputs, _parameters(document))
         entry = self._directory.find(name).version
         wire = _InferWire(
