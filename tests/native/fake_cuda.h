@@ -76,6 +76,8 @@ class FakeCuda {
     char failing = 0;         // the call that fails ...
     uint32_t after = 0;       // ... after this many that succeed
     uint32_t step_error = 0;  // the engine's, of the next step
+    // What the sampler of rows that are not greedy finds with them, and leaves one greater.
+    std::vector<uint32_t> kept;
     std::vector<uint64_t> handles() const {
         std::vector<uint64_t> all;
         for (uint32_t graph = 0; graph < tables_.graph_count; ++graph) all.push_back(kHandle + graph);
@@ -116,8 +118,18 @@ class FakeCuda {
             *tables_.buffers[end_part(key.phase) - 1].error = std::exchange(step_error, 0);
         for (uint32_t part = first_part(key.phase); part < end_part(key.phase); ++part) {
             *tables_.buffers[part].completion += 1;
+            const std::vector<SamplingRow> rows = sampled(part_of(key, static_cast<Phase>(part)));
             arenas.poison_inputs(static_cast<Phase>(part));
+            std::copy(rows.begin(), rows.end(), tables_.buffers[part].sampling);
         }
+    }
+
+    std::vector<SamplingRow> sampled(const GraphKey& part) {
+        const SamplingRow* first = tables_.buffers[static_cast<uint32_t>(part.phase)].sampling;
+        std::vector<SamplingRow> rows(first, first + part.sequences);
+        for (SamplingRow& row : rows)
+            if ((row.flags & kSamplingActive) != 0 && row.temperature != 0) kept.push_back(row.kept++);
+        return rows;
     }
 
     EngineTables tables_;

@@ -106,6 +106,21 @@ void test_logprobs() {
     }
 }
 
+// What a sampler keeps with a row is there for the request's next token, and for nobody else's.
+void test_kept(StepWait wait) {
+    Bench bench(wait);
+    CudaHostScheduler scheduler(bench.ring.memory(), bench.steps(), bench.doorbell, {bench.bell}, 0);
+    bench.ring.submit(0, 1, {5, 6, 7}, 6);
+    bench.ring.submit(1, 1, {8, 9}, 6);
+    bench.ring.view.records[0].temperature = 1;
+    scheduler.thread().start();
+    scheduler.thread().wake();
+    check_answer(bench, 0, {5, 6, 7}, 6);
+    check_answer(bench, 1, {8, 9}, 6);
+    scheduler.thread().stop();
+    CHECK((bench.cuda->kept == std::vector<uint32_t>{0, 1, 2, 3, 4, 5}), "%zu tokens", bench.cuda->kept.size());
+}
+
 // One random script, step by step: what the scheduler does, whoever runs its graphs.
 template <class Pass, class FinishStep>
 void play(ScriptedRing& ring, uint32_t seed, Pass pass, FinishStep finish_step) {
@@ -274,6 +289,7 @@ int main() {
         for (const char call : {'H', 'G', 'D', wait == StepWait::kPoll ? 'Q' : 'S'})
             for (const uint32_t after : {0u, 7u}) test_driver_error(wait, call, after);
         test_driver_error(wait, 'C', 0);
+        test_kept(wait);
     }
     test_logprobs();
     test_engine_error();

@@ -78,8 +78,10 @@ class CudaSteps {
             for (const StepCopy& copy : part.copies.inputs) to_device(copy);
         }
         if (error_ == kCudaSuccess) check(driver_.launch_graph(graphs_[graph], stream_));
-        for (const StepPart& part : *running_)
+        for (const StepPart& part : *running_) {
             for (const StepCopy& copy : wants_logprobs(part) ? part.copies.outputs : part.copies.tokens) to_host(copy);
+            if (keeps(part)) to_host(part.copies.sampling);
+        }
         return error_ == kCudaSuccess;
     }
 
@@ -106,9 +108,19 @@ class CudaSteps {
     using StepParts = std::vector<StepPart>;
 
     bool wants_logprobs(const StepPart& part) const {
+        return any_active(part, [](const SamplingRow& row) { return row.logprobs != 0; });
+    }
+
+    // May a sampler keep something with a row from one token to the next? Not with a greedy one.
+    bool keeps(const StepPart& part) const {
+        return any_active(part, [](const SamplingRow& row) { return row.temperature != 0 || row.grammar_words != 0; });
+    }
+
+    template <class Wanted>
+    bool any_active(const StepPart& part, Wanted wanted) const {
         const SamplingRow* rows = tables_.buffers[part.phase].sampling;
-        return std::any_of(rows, rows + part.sequences, [](const SamplingRow& row) {
-            return (row.flags & kSamplingActive) != 0 && row.logprobs != 0;
+        return std::any_of(rows, rows + part.sequences, [wanted](const SamplingRow& row) {
+            return (row.flags & kSamplingActive) != 0 && wanted(row);
         });
     }
 

@@ -15,11 +15,13 @@ struct StepCopy {
     size_t bytes;
 };
 
-// A graph's copies: `tokens` are the outputs of a step in which nobody asks for log-probabilities.
+// A graph's copies: `tokens` are the outputs of a step in which nobody asks for log-probabilities,
+// `sampling` brings back what a sampler keeps with its rows.
 struct StepCopies {
     std::vector<StepCopy> inputs;
     std::vector<StepCopy> tokens;
     std::vector<StepCopy> outputs;
+    StepCopy sampling;
 };
 
 // One copy for all arrays that lie at the same distance from their host copies: they are parts of
@@ -57,6 +59,7 @@ inline StepCopies plan_copies(const GraphKey& part, uint32_t max_blocks, const P
         copy(device.block_tables, host.block_tables, n * max_blocks),
         copy(device.sampling, host.sampling, n),
     });
+    copies.sampling = copy(device.sampling, host.sampling, n);
     const std::vector<StepCopy> tokens{copy(device.output_tokens, host.output_tokens, n),
                                        copy(device.error, host.error, 1)};
     std::vector<StepCopy> outputs = tokens;
