@@ -150,6 +150,13 @@ def test_every_product_of_a_published_model_can_be_cut(model: str) -> None:
             assert cut.shared_bytes(tile) <= SHARED_BYTES
 
 
+@pytest.mark.parametrize("model", ["llama-3-8b", "qwen3-32b", "phi-4"])
+def test_as_many_warps_multiply_as_keep_pace_with_the_memory(model: str) -> None:
+    for primed_attention in (False, True):
+        cuts = likely_cuts(ARCHITECTURES[model], primed_attention=primed_attention)
+        assert all(cut.warps * cut.tiles >= 4 for cut in cuts.values())
+
+
 def test_of_weights_of_one_shape_gate_and_up_have_the_cut() -> None:
     """As in Codestral-22B, whose vocabulary is twice its intermediate size."""
     sizes: dict[str, Any] = {"hidden_size": 6144, "intermediate_size": 16384, "heads": 48}

@@ -1,7 +1,8 @@
 """Ways to cut a product in CUDA C++, and which of them is likely the best.
 
 Nothing here has been measured: `likely_cut` goes by arithmetic, from the bandwidths of the memory
-and of the L2 cache. `tests/bench/gpu/engine_choices.py` measures `primed_candidates`.
+and of the L2 cache, and from how long a warp takes for its step. Of `primed_candidates`
+`tests/bench/gpu/primed_products.py` measures those with the least estimates.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Shape
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, stage_bytes
+from blink_persistent.engines.cuda.kernels.primed_cut import WINDOW, PrimedCut, stage_bytes
 from blink_server.importers.checkpoint import Architecture
 
 PROCESSORS = 131
@@ -24,6 +25,10 @@ BESIDE_ATTENTION = 152 << 10
 
 MEMORY_BANDWIDTH = 4.58e12  # bytes a second, measured
 CACHE_BANDWIDTH = 5.5e12  # of the L2 cache; a guess
+CLOCK = 1.755e9  # cycles a second
+STEP_CYCLES = 250  # of a warp's step, beside its windows: barrier, addresses, copies; a guess
+WINDOW_CYCLES = 110  # at least: two multiplications in a row and what they read; a guess
+MULTIPLICATION_CYCLES = 6.5  # where many are under way; a guess
 MOST_WARPS = 16  # of a block, with 128 registers a thread
 SPLITS = (1, 2, 3, 4, 5, 7, 8, 16)
 
@@ -66,7 +71,11 @@ def estimated_us(cut: PrimedCut, shape: Shape, row_tile: int) -> float:
     unevenness = each * cut.blocks / whole
     memory = weights / MEMORY_BANDWIDTH * (1 + unevenness) / 2
     cache = (weights + activations + parts) / CACHE_BANDWIDTH
-    return 1e6 * (max(memory, cache) + parts / CACHE_BANDWIDTH)
+    steps = passes * depth // (cut.splits * cut.windows * WINDOW)
+    multiplications = 2 * cut.tiles * row_tile // 8
+    window = max(WINDOW_CYCLES, MULTIPLICATION_CYCLES * multiplications)
+    warp = steps * (STEP_CYCLES + cut.windows * window) / CLOCK
+    return 1e6 * (max(memory, cache, warp) + parts / CACHE_BANDWIDTH)
 
 
 def likely_cut(
