@@ -63,7 +63,24 @@ def test_a_product_gets_its_sizes_in_order(gpu: Any) -> None:
     assert primed_on(gpu)({}) is None
 
 
-@pytest.mark.parametrize(("size", "parts", "rows"), [(64, 1, 1), (576, 4, 3), (2052, 9, 2)])
+def test_no_kernels_are_made_for_the_products_of_other_models() -> None:
+    cuts, given = likely_cuts(SHAPE), []
+    other = {((640, 128), 8): PrimedCut(blocks=40)}
+    sizes: dict[str, Any] = {"max_rows": 8, "processors": 131, "device": "cpu"}
+    FusedKernels(
+        SHAPE,
+        capacity=CONTEXT,
+        chained=False,
+        cuts=cuts | other,
+        make_primed=given.append,
+        **sizes,
+    )
+    assert given == [cuts]
+
+
+@pytest.mark.parametrize(
+    ("size", "parts", "rows"), [(64, 1, 1), (576, 4, 3), (2052, 9, 2), (5120, 6, 1)]
+)
 def test_a_norm_of_parts_is_that_of_plain_pytorch(
     gpu: Any, size: int, parts: int, rows: int
 ) -> None:

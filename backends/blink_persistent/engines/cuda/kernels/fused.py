@@ -19,6 +19,7 @@ from blink_persistent.engines.cuda.kernels.choices import (
     row_tile,
 )
 from blink_persistent.engines.cuda.kernels.experts import Experts
+from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
 from blink_persistent.engines.cuda.kernels.primed import MakePrimed, no_primed
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm
@@ -57,20 +58,22 @@ class FusedKernels(Products, Attention, Experts):
         `chained`: where products are streamed, launch each kernel while the one before it ends,
         which needs a Hopper GPU.
         `decode`, `cuts` and `experts`: how attention and products are cut; by default what was
-        measured on such a device. `make_primed`: what runs the primed cuts among them.
+        measured on such a device. `make_primed`: what runs this model's primed ones.
         `primed_attention` and `primed_norm` take the place of others where they can.
         """
         on_gpu = torch.device(device).type == "cuda"
         known, tilings = measured(torch.cuda.get_device_capability(device) if on_gpu else (0, 0))
         self._primed_attention, self._primed_norm = primed_attention, primed_norm
         cuts = known if cuts is None else cuts
+        shapes = {product.shape for product in step_products(architecture)}
+        own = {key: cut for key, cut in cuts.items() if key[0] in shapes}
         Products.__init__(
             self,
             product_shapes(architecture),
             cuts,
             chained=chained,
             device=device,
-            primed=make_primed(cuts),
+            primed=make_primed(own),
         )
         Attention.__init__(
             self,
