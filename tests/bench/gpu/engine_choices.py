@@ -5,10 +5,10 @@
 Method: random weights at the model's full shape, `CONTEXT` entries of KV a row in blocks at random
 places. A case is captured as a graph and replayed; the median of 3 runs of 8 replays between two
 device events. "product": the product of every layer, one after the other, so that weights come
-from memory; each result is compared with PyTorch's first. "step": a whole decode step but for the
-sampler. Choices are made greedily: the best three cuts of each product are tried in the step, then
-the attention's tilings; each keeps what won before it. What is printed last are lines of the
-tables in kernels/choices.py.
+from memory, the engine's own chained as in a step; each result is compared with PyTorch's first.
+"step": a whole decode step but for the sampler. Choices are made greedily: the best three cuts of
+each product are tried in the step, then the attention's tilings; each keeps what won before it.
+What is printed last are lines of the tables in kernels/choices.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import triton
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels.choices import Cut, DecodeTiling, Shape, row_tile
-from blink_persistent.engines.cuda.kernels.fused import FusedKernels
+from blink_persistent.engines.cuda.kernels.fused import FusedKernels, product_shapes
 from blink_persistent.engines.cuda.kernels.primed import MakePrimed, no_primed
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
@@ -115,7 +115,11 @@ class Bench:
         """Of one product; infinite where the GPU has no room for such a cut."""
         weights, tile = self.weights_of(name), row_tile(rows)
         shape = (*weights[0].shape,)
-        kernels = self.kernels({} if cut is None else {(shape, tile): cut}, DecodeTiling())
+        cuts: dict[Any, Any] = {}
+        if cut is not None:  # the others', so that it is chained
+            cuts = dict.fromkeys((other, tile) for other in product_shapes(self.shape))
+            cuts[shape, tile] = cut
+        kernels = self.kernels(cuts, DecodeTiling())
         x = torch.randn(rows, shape[1], device="cuda").bfloat16()
         out = self.out(name, rows, shape)
 
@@ -154,6 +158,7 @@ class Bench:
 def microseconds(work: Callable[[], object]) -> float:
     """Of one replay of what `work` enqueues."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # what `work` reads is made there
     with torch.no_grad(), torch.cuda.stream(stream):
         work()
         graph = torch.cuda.CUDAGraph()

@@ -65,6 +65,7 @@ MAX_ROWS = 64
 def microseconds(work: Callable[[], None], calls: int) -> float:
     """Of one of `calls` calls that `work` enqueues."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # what `work` reads is made there
     with torch.no_grad(), torch.cuda.stream(stream):
         work()
         graph = torch.cuda.CUDAGraph()
