@@ -116,6 +116,7 @@ def test_chained_after_what_it_reads_it_waits() -> None:
                 torch.mul(projection, 1.0, out=row.new.qkv)  # a kernel, not a copy
                 primed(row.new, *pages, row.lengths, row.tables, out, chained=chained)
 
+        torch.cuda.synchronize()  # another stream does not wait for what was made here
         with torch.cuda.stream(torch.cuda.Stream()):
             run(chained=False)
             expected = [out.clone() for out in outs]
@@ -131,3 +132,4 @@ def test_chained_after_what_it_reads_it_waits() -> None:
                     assert wanted.abs().max() > 0
                     assert torch.equal(found, wanted)
         torch.cuda.synchronize()
+        graph.reset()  # before its kernels are unloaded

@@ -115,6 +115,7 @@ def test_chained_products_wait_for_what_they_read() -> None:
             for weight, x, out in zip(weights, rows, rows[1:], strict=False):
                 products.gated_product(x, weight, room, out)
 
+        torch.cuda.synchronize()  # another stream does not wait for what was made here
         with torch.cuda.stream(torch.cuda.Stream()):
             run(chained=False)
             expected = [out.clone() for out in rows[1:]]
@@ -130,3 +131,4 @@ def test_chained_products_wait_for_what_they_read() -> None:
                     assert wanted.abs().max() > 0
                     assert torch.equal(found, wanted)
         torch.cuda.synchronize()
+        graph.reset()  # before its kernels are unloaded
