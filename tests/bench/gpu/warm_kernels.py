@@ -3,9 +3,10 @@
     python tests/bench/gpu/warm_kernels.py --model llama-3-8b [--rows 128] [--mixed 256] [--choices]
 
 One process compiles them one after the other, which takes a minute for a whole grid. Steps of every
-key of the model's fine grid run on tensors without memory, each launch compiles and launches
-nothing; what was compiled lies in Triton's cache afterwards. With `--choices` the products and the
-attention that engine_choices.py tries too. Primed kernels are not Triton's.
+key of the model's fine grid run on tensors without memory, for a Hopper GPU that need not be there;
+each launch compiles and launches nothing. What was compiled lies in Triton's cache afterwards. With
+`--choices` the products and the attention that engine_choices.py tries too. Primed kernels are not
+Triton's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any
 
 import engine_choices as choices
 import torch
+import triton
+from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction, compute_cache_key
 
 from blink_persistent.engines import TOKEN_GRANULARITY
@@ -36,7 +39,7 @@ from blink_persistent.engines.cuda.weights import fill_weights
 from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, default_grid, fine_grid
 from blink_server.importers.checkpoint import Architecture
 
-HOPPER = (9, 0)
+HOPPER, WARP = (9, 0), 32
 CONTEXT, BLOCK_SIZE, PROCESSORS, LAYERS = 2048, 64, 131, 2
 NOWHERE: dict[str, Any] = {"device": "meta", "dtype": torch.bfloat16}
 
@@ -45,6 +48,20 @@ class NoSampler:
     """Fulfils `DeviceSampling`: it is no kernel of Triton's."""
 
     def record(self, *_: object, **__: object) -> None: ...
+
+
+class NoDevice:
+    """What Triton asks of its driver to compile."""
+
+    def get_current_target(self) -> GPUTarget:
+        major, minor = HOPPER
+        return GPUTarget("cuda", 10 * major + minor, WARP)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
 
 
 class Share:
@@ -157,6 +174,7 @@ def attend(shape: Architecture, kernels: FusedKernels, rows: int) -> None:
 def work(number: int, of: int, arguments: argparse.Namespace) -> tuple[int, int]:
     """One process's share: kernels compiled, of how many."""
     torch.set_num_threads(1)
+    triton.runtime.driver.set_active(NoDevice())
     share = Share(number, of)
     share.install()
     fused.measured = lambda capability: measured(HOPPER)
@@ -192,7 +210,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 def compile_all(arguments: argparse.Namespace, run: Callable[..., tuple[int, int]] = work) -> None:
     began, of = time.monotonic(), arguments.processes
-    # Forked, which spares each the imports: no process has used the GPU yet.
+    # Forked, which spares each the imports.
     with multiprocessing.get_context("fork").Pool(of, maxtasksperchild=1) as pool:
         work_of = [(number, of, arguments) for number in range(of)]
         shares = pool.starmap(run, work_of, chunksize=1)
