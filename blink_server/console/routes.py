@@ -1,4 +1,4 @@
-"""GET /console, the files of its page, and /console/events.
+"""GET /console, the files of its page, and /console/events; / leads to the page.
 
 The page and its files are open to everybody and say nothing; the events need an API key where keys
 are set. The page sends it in a header, as every other client does, so that it is in no URL.
@@ -44,6 +44,11 @@ class ConsoleResource:
     async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """The page. Its own address ends with no slash, its files lie below it."""
         self._send(resp, _PAGE)
+
+    async def on_get_root(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
+        """Where the page is."""
+        resp.status = falcon.HTTP_307
+        resp.location = "/console"
 
     async def on_get_file(
         self, req: falcon.asgi.Request, resp: falcon.asgi.Response, file: str

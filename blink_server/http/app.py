@@ -110,6 +110,7 @@ def create_app(
 
 def _add_console(app: ScopedApp, feed: ConsoleFeed) -> None:
     console = ConsoleResource(feed)
+    app.add_route("/", console, suffix="root")
     app.add_route("/console", console)
     app.add_route("/console/{file}", console, suffix="file")
     app.add_route("/console/events", console, suffix="events")

@@ -70,12 +70,13 @@ class ApiKeys:
         """Raises `BlinkError` where the key file cannot be used, OSError the keys' directory."""
         self._ring = KeyRing(settings.api_key_digests, settings.api_key_file)
         most = settings.max_requests_per_key
+        self._open = ("/",) if settings.console else ()  # which leads to the console
         self._places = None if most is None else KeyPlaces(settings.keys_directory, most)
 
     async def process_request(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Raises `Unauthorized`, `TooManyRequests` before anything of the body is read."""
         # A browser asks what it may do before it has a key to show.
-        if self._ring.open or req.method == "OPTIONS" or _is_open(req.path):
+        if self._ring.open or req.method == "OPTIONS" or self._is_open(req.path):
             return
         digest = self._find(_given_key(req))
         record_of(req).key = digest.hex()[:12]
@@ -88,6 +89,12 @@ class ApiKeys:
         if not sum(hmac.compare_digest(digest, known) for known in self._ring.digests):
             raise Unauthorized("the API key is not valid")
         return digest
+
+    def _is_open(self, path: str) -> bool:
+        if path in _CLOSED:
+            return False
+        below = any(path == route or path.startswith(f"{route}/") for route in (*_OPEN, *_ADMIN))
+        return below or path in self._open
 
     def _take_place(self, req: falcon.asgi.Request, digest: bytes, places: KeyPlaces) -> None:
         place = places.take(digest)
@@ -105,12 +112,6 @@ def _given_key(req: falcon.asgi.Request) -> str:
     if not key:
         raise Unauthorized("an API key is needed: Authorization: Bearer <key>")
     return key
-
-
-def _is_open(path: str) -> bool:
-    if path in _CLOSED:
-        return False
-    return any(path == route or path.startswith(f"{route}/") for route in (*_OPEN, *_ADMIN))
 
 
 class AdminKeys:

@@ -148,6 +148,7 @@ def _open_operations() -> list[Operation]:
 
 def _console_operations() -> list[Operation]:
     return [
+        Operation("get", "/", "Leads to the console.", "", refusals=(), open=True, redirects=True),
         Operation(
             "get",
             "/console",
@@ -212,7 +213,10 @@ def _described(operation: Operation) -> dict[str, Any]:
     content = {} if operation.always else _content(operation.gives)
     if operation.streams:
         content["text/event-stream"] = {"schema": _EVENT}
-    described["responses"]["200"] = {"description": "Done.", "content": content}
+    if operation.redirects:
+        described["responses"]["307"] = {"description": "What is asked for is at Location."}
+    else:
+        described["responses"]["200"] = {"description": "Done.", "content": content}
     for status in operation.refusals:
         unready = operation.gives in ("Health", "KServeReady") and status == "503"
         described["responses"][status] = {

@@ -29,6 +29,7 @@ class Operation:
     """One route: what it takes and gives. `body` None: it takes none; `gives`: a schema's name.
 
     `streams`: it may answer with events; `always`: it does. `bodiless`: the body may be left out.
+    `redirects`: it gives the address of another route only.
     """
 
     method: str
@@ -43,3 +44,4 @@ class Operation:
     open: bool = False
     always: bool = False
     bodiless: bool = False
+    redirects: bool = False

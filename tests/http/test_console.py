@@ -34,6 +34,17 @@ async def test_the_page_and_its_files_are_there_without_a_key(worker: Any) -> No
     assert (await worker.get("/console/main.js")).headers["content-type"].startswith("text/javascr")
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_the_root_leads_to_the_page_without_a_key(worker: Any, method: str) -> None:
+    worker.settings = ServerSettings(api_key_digests=frozenset({key_digest("one")}))
+    async with worker.client as conductor:
+        result = await conductor.simulate_request(method, "/")
+        assert (result.status_code, result.headers["location"]) == (307, "/console")
+        assert result.content == b""
+        for path in ("//", "//v1/models", "/v1/models"):
+            assert (await conductor.simulate_request(method, path)).status_code == 401
+
+
 @pytest.mark.parametrize("name", ["nothing.js", "..%2Froutes.py", "../routes.py", "static", ""])
 async def test_there_is_nothing_else(worker: Any, name: str) -> None:
     assert (await worker.get(f"/console/{name}")).status_code == 404
@@ -101,9 +112,10 @@ async def test_a_viewer_is_no_request_of_his_key(worker: Any) -> None:
 
 async def test_no_console(worker: Any) -> None:
     worker.settings = ServerSettings(console=False)
-    for path in ("/console", "/console/style.css", "/console/events"):
+    for path in ("/", "/console", "/console/style.css", "/console/events"):
         assert (await worker.get(path)).status_code == 404
     described = (await worker.get("/openapi.json")).json["paths"]
+    assert "/" not in described
     assert not any(path.startswith("/console") for path in described)
 
 
