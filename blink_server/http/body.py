@@ -14,15 +14,20 @@ from blink_server.http.settings import ServerSettings
 
 
 async def read_object(
-    request: falcon.asgi.Request, settings: ServerSettings, *, empty: bool = False
+    request: falcon.asgi.Request,
+    settings: ServerSettings,
+    *,
+    empty: bool = False,
+    any_type: bool = False,
 ) -> dict[str, Any]:
     """The JSON object that a request carries; with `empty` a body of nothing is one without fields.
 
-    Raises `PayloadTooLarge` before reading on, `SlowBody`, `InvalidRequest` for another content
-    type, for what is not JSON (NaN and Infinity are not) and for what is no object.
+    With `any_type` it is read as JSON whatever it is called, so that a page of another site may
+    send it as a form. Raises `PayloadTooLarge` before reading on, `SlowBody`, `InvalidRequest` for
+    another content type, for what is not JSON (NaN and Infinity are not) and for what is no object.
     """
     media_type = (request.content_type or "application/json").partition(";")[0].strip().lower()
-    if media_type != "application/json":
+    if media_type != "application/json" and not any_type:
         raise InvalidRequest(
             f"the content type is {media_type!r}; it must be 'application/json'",
             code="unsupported_content_type",

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
 from blink_server.backend import FinishReason, Grammar
 from blink_server.errors import BlinkError, EngineFailure, InvalidRequest, Overloaded, Unavailable
+from blink_server.http.bad_words import bias_against
 from blink_server.http.choice import Choice, Delta
 from blink_server.http.errors import TimeExceeded
 from blink_server.http.metrics import Metrics
 from blink_server.http.models import Lease, ModelDirectory
+from blink_server.http.openai_requests import CompletionRequest
 from blink_server.http.prepare import (
     AnyRequest,
     answer_constraint,
@@ -61,6 +63,7 @@ class Generation:
         self._cut_short: dict[int, BlinkError] = {}  # choices whose endpoint is going, by index
         self._encoded: dict[str, list[list[int]]] = {}
         self._grammars: dict[str, Grammar | None] = {}
+        self._against: dict[str, Mapping[int, float]] = {}  # bias of bad words
         self._pumps: list[asyncio.Task[None]] = []
         self.choices: list[Choice] = []
         self.echoes: list[str] = []  # the text that each choice begins with
@@ -127,6 +130,14 @@ class Generation:
                 raise
             return None
 
+    def _bias(self, lease: Lease) -> Mapping[int, float]:
+        key, text, request = lease.entry.version.key, lease.entry.text, self._request
+        assert text is not None
+        if key not in self._against:
+            words = request.bad_words if isinstance(request, CompletionRequest) else ()
+            self._against[key] = bias_against(words, text.tokenizer)
+        return self._against[key]
+
     async def _submit(self, choice: Choice, lease: Lease) -> None:
         """Give `choice` a slot on the endpoint of `lease`, or on one that follows it."""
         while True:
@@ -149,6 +160,7 @@ class Generation:
             prompt_ids=prompt_ids,
             number=choice.number,
             grammar=await self._grammar(lease),
+            against=self._bias(lease),
             request_id=f"{self._request_id}-{choice.index}",
         )
         submitted_ns = time.monotonic_ns()

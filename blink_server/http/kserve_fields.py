@@ -6,11 +6,12 @@ The names are those of Triton's vLLM backend, and the TensorRT-LLM backend's whe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blink_server.errors import InvalidRequest
-from blink_server.http.fields import Schema
+from blink_server.http.bad_words import MOST as MOST_BAD_WORDS
+from blink_server.http.fields import Schema, integer, nullable, refuse
 from blink_server.http.json_values import parse
 from blink_server.http.openai_fields import completion_table
 from blink_server.http.openai_requests import CompletionRequest, parse_completion
@@ -37,6 +38,7 @@ _SAME = frozenset(
         "priority",
     }
 )
+_TOKEN_ID = integer(0, 2**31 - 1)
 _OTHER_NAMES = {
     "min_length": "min_tokens",
     "random_seed": "seed",
@@ -44,7 +46,8 @@ _OTHER_NAMES = {
     "runtime_top_k": "top_k",
     "runtime_top_p": "top_p",
 }
-# Triton's TensorRT-LLM clients send these with every request; here they have nothing to say.
+# Triton's TensorRT-LLM clients send these; here they have nothing to say. What pads a batch there
+# is never seen, and no answer is padded.
 _WITHOUT_EFFECT = frozenset({"pad_id", "id", "binary_data_output", "timeout"})
 
 
@@ -70,17 +73,22 @@ def text_question(
     exclude = _flag(fields, "exclude_input_in_output")
     body: dict[str, Any] = {"model": model, "prompt": list(prompts), "stream": stream}
     body["echo"] = not (exclude or stream)
+    bad_words = _words(fields.pop("bad_words", None))
+    end_id = fields.pop("end_id", None)
+    if end_id is not None:
+        end_id = _TOKEN_ID(end_id, "end_id")
     for name, value in fields.items():
         field = _OTHER_NAMES.get(name, name)
+        if name == "stop_words" and isinstance(value, list):
+            value = [word for word in value if word != ""]
         if field in _SAME:
             # An empty list of stop words is how some clients say that there are none.
             if value not in ("", []):
                 body[field] = value
-        elif name == "bad_words" and not value:
-            continue
         elif name not in _WITHOUT_EFFECT:
             raise InvalidRequest(f"{name} is not known here", param=name)
-    return TextQuestion(parse_completion(body, max_n=max_n), stream)
+    request = parse_completion(body, max_n=max_n)
+    return TextQuestion(replace(request, bad_words=bad_words, end_id=end_id), stream)
 
 
 def field_schemas(max_n: int) -> dict[str, Schema]:
@@ -89,14 +97,30 @@ def field_schemas(max_n: int) -> dict[str, Schema]:
     names = {**{name: name for name in sorted(_SAME)}, **_OTHER_NAMES}
     nothing: Schema = {"enum": [None, "", []]}
     flag: Schema = {"type": "boolean"}
+    words: Schema = {
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, nothing]
+    }
     return {
         **{name: {"anyOf": [checks[field].schema, nothing]} for name, field in names.items()},
+        "stop_words": words,
         "sampling_parameters": {"anyOf": [{"type": "string"}, {"type": "object"}]},
         "exclude_input_in_output": flag,
         "stream": flag,
-        "bad_words": {"enum": [None, "", [], {}, False, 0]},
+        "bad_words": words,
+        "end_id": nullable(_TOKEN_ID.schema),
         **{name: {} for name in sorted(_WITHOUT_EFFECT)},
     }
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    """Bad words, without the empty ones by which some clients say that there are none."""
+    given = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(given, list) or not all(isinstance(word, str) for word in given):
+        raise refuse("bad_words", value, "a string or a list of strings")
+    words = [word for word in given if word]
+    if len(words) > MOST_BAD_WORDS:
+        raise refuse("bad_words", value, f"at most {MOST_BAD_WORDS} words")
+    return tuple(words)
 
 
 def _flag(fields: dict[str, Any], name: str) -> bool:

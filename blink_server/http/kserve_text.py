@@ -104,7 +104,8 @@ class GenerateResource(TextAnswers):
         self, req: falcon.asgi.Request, resp: falcon.asgi.Response, name: str, *, stream: bool
     ) -> None:
         received_ns = time.monotonic_ns()
-        body = await read_object(req, self._settings)
+        # Triton reads JSON whatever the content type, and its examples send it as curl's form.
+        body = await read_object(req, self._settings, any_type=True)
         prompt, given = body.pop(TEXT_INPUT, None), body.pop("parameters", {})
         if not isinstance(prompt, str):
             raise InvalidRequest(f"{TEXT_INPUT} must be a text", param=TEXT_INPUT)

@@ -49,11 +49,14 @@ class TextRequest:
 class CompletionRequest(TextRequest):
     """A body of POST /v1/completions; each prompt is a text or token ids, and not empty.
 
-    `echo` puts the prompt before each text.
+    `echo` puts the prompt before each text. Those of Triton's routes may have `bad_words`, which no
+    text must have, and an `end_id`, a token that ends a text besides the model's own.
     """
 
     prompts: tuple[Prompt, ...]
     echo: bool
+    bad_words: tuple[str, ...] = ()
+    end_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

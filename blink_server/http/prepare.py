@@ -192,8 +192,9 @@ def generate_request(
     number: int,
     request_id: str,
     grammar: Grammar | None = None,
+    against: Mapping[int, float] | None = None,
 ) -> GenerateRequest:
-    """The record for choice `number` (from 0) of one prompt.
+    """The record for choice `number` (from 0) of one prompt. `against`: the bias of bad words.
 
     `max_tokens` is cut to what the context leaves. With a seed, choice i gets seed + i. Raises
     `InvalidRequest` for token ids outside the vocabulary and too many log-probabilities.
@@ -201,18 +202,28 @@ def generate_request(
     _check_ids(request, limits)
     room = limits.context_length - len(prompt_ids)
     max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
-    defaults = entry.version.config.get("default_sampling", {})
+    sampling = {**entry.version.config.get("default_sampling", {}), **request.sampling}
+    if against:
+        # A token that the model has no logit for never comes.
+        bias = {token: value for token, value in against.items() if token < limits.vocabulary_size}
+        sampling["logit_bias"] = {**sampling.get("logit_bias", {}), **bias}
     return GenerateRequest(
         prompt_ids=prompt_ids,
         max_tokens=max_tokens,
         min_tokens=min(request.min_tokens, max_tokens),
-        sampling=_sampling({**defaults, **request.sampling}, request.logprobs, number),
-        stop_token_ids=request.stop_token_ids,
+        sampling=_sampling(sampling, request.logprobs, number),
+        stop_token_ids=(*request.stop_token_ids, *_end_ids(request, limits)),
         ignore_eos=request.ignore_eos,
         priority=request.priority,
         grammar=grammar,
         request_id=request_id,
     )
+
+
+def _end_ids(request: AnyRequest, limits: SessionLimits) -> Sequence[int]:
+    """The token that ends this answer too; none where it ends every answer of the model."""
+    end_id = request.end_id if isinstance(request, CompletionRequest) else None
+    return () if end_id is None or end_id in limits.eos_token_ids else (end_id,)
 
 
 def _sampling(values: Mapping[str, Any], logprobs: int | None, number: int) -> SamplingParams:
@@ -229,7 +240,8 @@ def _sampling(values: Mapping[str, Any], logprobs: int | None, number: int) -> S
 
 def _check_ids(request: AnyRequest, limits: SessionLimits) -> None:
     bias = request.sampling.get("logit_bias", {})
-    for param, ids in (("stop_token_ids", request.stop_token_ids), ("logit_bias", bias)):
+    stops = {"end_id": _end_ids(request, limits), "stop_token_ids": request.stop_token_ids}
+    for param, ids in {**stops, "logit_bias": bias}.items():
         if ids and max(ids) >= limits.vocabulary_size:
             raise InvalidRequest(
                 f"{param} has the token id {max(ids)}; the vocabulary ends at "

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from blink_server.testing.tiny_tokenizer import IM_END
+
 INFER = "/v2/models/tiny/infer"
+GENERATE = "/v2/models/tiny/generate"
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl -d sends
 
 
 def tensor(name: str, datatype: str, data: Any, shape: list[int] | None = None) -> dict[str, Any]:
@@ -98,3 +104,101 @@ async def test_an_input_that_is_there_twice(worker: Any) -> None:
     inputs = [tensor("text_input", "BYTES", ["x"]), tensor("text_input", "BYTES", ["y"])]
     told = refused(await worker.post(INFER, {"inputs": inputs}))
     assert told == "the input 'text_input' is there twice"
+
+
+@pytest.mark.parametrize("route", [GENERATE, f"{GENERATE}_stream"])
+@pytest.mark.parametrize("content_type", [*FORM.values(), "text/plain", ""])
+async def test_generate_reads_json_whatever_it_is_called(
+    worker: Any, route: str, content_type: str
+) -> None:
+    worker.serve("ok")
+    body = {"text_input": "What is machine learning?", "max_tokens": 20}
+    result = await worker.post(route, body, headers={"Content-Type": content_type})
+    assert result.status_code == 200, result.text
+    assert '"text_output": ' in result.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v2/repository/index",
+        "/v2/repository/models/tiny/load",
+        "/v2/repository/models/tiny/unload",
+    ],
+)
+async def test_a_form_is_refused_elsewhere(worker: Any, tmp_path: Path, path: str) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("adm1n")
+    keys.chmod(0o600)
+    worker.settings = replace(worker.settings, admin_key_file=keys)
+    worker.serve("ok")
+    headers = {**FORM, "Authorization": "Bearer adm1n"}
+    result = await worker.post(path, {}, headers=headers)
+    assert result.status_code == 400
+    assert "it must be 'application/json'" in result.text
+
+
+async def test_what_examples_for_tensorrt_llm_send(worker: Any) -> None:
+    session = worker.serve("ok")
+    body = {
+        "text_input": "What is machine learning?",
+        "max_tokens": 20,
+        "bad_words": [""],
+        "stop_words": [""],
+        "pad_id": 2,
+        "end_id": IM_END,
+    }
+    for sent in (body, {**body, "bad_words": "", "stop_words": ""}):
+        result = await worker.post(GENERATE, sent, headers=FORM)
+        assert result.json["text_output"] == "What is machine learning?ok"
+        request = session.requests[-1]
+        assert (request.max_tokens, request.stop_token_ids) == (20, ())
+        assert request.sampling.logit_bias == {}
+
+
+async def test_empty_stop_words_beside_real_ones(worker: Any) -> None:
+    worker.serve("one two three")
+    body = {"text_input": "x", "max_tokens": 20, "stop_words": ["", " three", ""]}
+    result = await worker.post(GENERATE, body)
+    assert result.json["text_output"] == "xone two"
+
+
+async def test_an_end_id_ends_the_text_as_the_model_s_own_do(worker: Any) -> None:
+    session = worker.serve("ok")
+    body = {"text_input": "x", "max_tokens": 20, "stop_token_ids": [7], "end_id": 9}
+    assert (await worker.post(GENERATE, body)).status_code == 200
+    assert session.requests[0].stop_token_ids == (7, 9)
+    size = worker.tokenizer.vocabulary_size
+    for wrong in (size, -1, "2", 2.5, True):
+        told = refused(await worker.post(GENERATE, {**body, "end_id": wrong}))
+        assert told.startswith("end_id ")
+
+
+async def test_bad_words_are_kept_out(worker: Any) -> None:
+    session = worker.serve("ok")
+    tokens = {text: worker.tokenizer.encode(text, add_special_tokens=False) for text in ("z", " ")}
+    body = {"text_input": "x", "max_tokens": 20, "bad_words": ["z", "", " "]}
+    assert (await worker.post(GENERATE, body)).status_code == 200
+    assert session.requests[0].sampling.logit_bias == {token: -100.0 for [token] in tokens.values()}
+    inputs = [tensor("text_input", "BYTES", ["x"]), tensor("bad_words", "BYTES", ["z"])]
+    assert (await worker.post(INFER, {"inputs": inputs})).status_code == 200
+    assert set(session.requests[1].sampling.logit_bias) == set(tokens["z"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["z", "zzqq"], "bad_words has 'zzqq', which is not one token of this model's"),
+        ("z" * 10_000, f"bad_words has '{'z' * 60}', which is not one token of this model's"),
+        ([1], "bad_words is a list of 1 items; it must be a string or a list of strings"),
+        ({}, "bad_words is {}; it must be a string or a list of strings"),
+        (["z"] * 129, "bad_words is a list of 129 items; it must be at most 128 words"),
+    ],
+)
+async def test_bad_words_that_cannot_be_kept_out(worker: Any, words: Any, expected: str) -> None:
+    session = worker.serve("ok")
+    told = refused(await worker.post(GENERATE, {"text_input": "x", "bad_words": words}))
+    assert told.startswith(expected)
+    assert session.requests == []
