@@ -60,10 +60,10 @@ def _check(model: SourceModel, plugins: Plugins) -> CheckedModel:
     type=click.Path(path_type=Path),
     multiple=True,
     show_default="model_repository",
-    help="As a DIR; may be given several times.",
+    help="The same as DIR; repeatable.",
 )
 @plugin_options
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def check_command(
     ctx: click.Context,
@@ -72,10 +72,10 @@ def check_command(
     plugin_choice: PluginChoice,
     as_json: bool,
 ) -> None:
-    """Say what is wrong in the model repositories DIR..., or in model_repository.
+    """Report what is wrong in the model repositories DIR... (model_repository if none is given).
 
-    Every problem is printed with its file, its field, its value and what would be right. The exit
-    code is 1 if there is any.
+    Each problem is printed with its file, field and value and what would be right. The exit status
+    is 1 if there are any.
     """
     plugins = load_plugins(choice=plugin_choice)
     asked = (*directories, *repositories) or (Path("model_repository"),)

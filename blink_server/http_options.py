@@ -101,78 +101,81 @@ _OPTIONS = [
     click.option(
         "--max-requests-per-key",
         type=click.IntRange(min=1),
-        help="Requests that one key may have in progress.",
+        help="Maximum open requests per key.",
     ),
     click.option(
         "--request-timeout-secs",
         type=click.FloatRange(min=0, min_open=True),
-        help="How long one request may take.",
+        help="Time limit for one request.",
     ),
     click.option(
         "--max-body-mib",
         type=click.IntRange(1, 1024),
         default=16,
         show_default=True,
-        help="Largest request body.",
+        help="Maximum size of a request body.",
     ),
     click.option(
         "--max-connections",
         type=click.IntRange(1, 1_000_000),
         default=1000,
         show_default=True,
-        help="Connections that each worker may have open.",
+        help="Maximum open connections per worker.",
     ),
     click.option(
         "--head-timeout-secs",
         type=click.FloatRange(min=0, min_open=True),
         default=15.0,
         show_default=True,
-        help="How long a new connection may take to send the head of a request.",
+        help="Time limit for a new connection to send a request's head.",
     ),
     click.option(
         "--grammar-timeout-ms",
         type=click.IntRange(10, 600_000),
         default=5000,
         show_default=True,
-        help="How long a schema or expression for structured outputs may take to compile.",
+        help="Time limit for compiling a schema or expression for structured outputs.",
     ),
     click.option(
         "--cors-origin",
         "cors_origins",
         multiple=True,
-        help="Web pages of this origin may call; may be given several times; * is all.",
+        help="Origin whose web pages may call the API; * means all. Repeatable.",
     ),
     click.option(
-        "--access-log", help="File for a JSON line a request, without prompts; - is the output."
+        "--access-log",
+        help="File for one JSON line per request, without prompts; - is standard output.",
     ),
     click.option(
         "--admin-key-file",
         type=click.Path(path_type=Path),
-        help="File with the keys that may load and unload models over HTTP, one a line.",
+        help="File of keys that may load and unload models over HTTP, one per line.",
     ),
     click.option(
         "--otlp-endpoint",
         envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
-        help="Trace requests, and send the traces to the OpenTelemetry collector at this URL.",
+        help="Trace requests to the OpenTelemetry collector at this URL.",
     ),
-    click.option("--strict-readiness", is_flag=True, help="Be ready only while every model is."),
+    click.option(
+        "--strict-readiness", is_flag=True, help="Report ready only while every model is ready."
+    ),
     click.option(
         "--default-model",
-        help="Model, or NAME:VERSION, for requests that name none; else the only one there is.",
+        help="Model or NAME:VERSION for requests that name none. [default: the only model]",
     ),
     click.option(
         "--console/--no-console",
         default=True,
         show_default=True,
-        help="Serve a page at /console that shows what goes on.",
+        help="Serve a page at /console that shows the server's activity.",
     ),
     click.option(
         "--tls-certificate",
         type=click.Path(path_type=Path),
-        help="Certificate chain (PEM): serve HTTPS.",
+        help="Certificate chain (PEM), to serve HTTPS.",
     ),
     click.option(
-        "--tls-key", type=click.Path(path_type=Path), help="The certificate's private key (PEM)."
+        "--tls-key", type=click.Path(path_type=Path), help="Private key of the certificate (PEM)."
     ),
 ]
 

@@ -30,7 +30,7 @@ _STYLES = {"READY": "green", "UNAVAILABLE": "red", "LOADING": "yellow", "DRAININ
 runtime_option = click.option(
     "--runtime-dir",
     type=click.Path(path_type=Path),
-    help="That of the server; needed where several run.",
+    help="Runtime directory of the server; needed if several run.",
 )
 
 
@@ -112,11 +112,11 @@ def _since(seconds: float) -> str:
 
 @click.command("load")
 @click.argument("model")
-@click.option("--config", help="JSON object that goes over the config.json of each version.")
-@click.option("--force", is_flag=True, help="Load although nothing has changed.")
+@click.option("--config", help="JSON object that overrides fields of each version's config.json.")
+@click.option("--force", is_flag=True, help="Load even if nothing has changed.")
 @runtime_option
 def load_command(model: str, config: str | None, force: bool, runtime_dir: Path | None) -> None:
-    """Load MODEL, or what has changed of it; needs a server with --model-control explicit."""
+    """Load MODEL, or what has changed in it; the server must run --model-control explicit."""
     _done("load", runtime_dir, model=model, config=_parsed(config), force=force)
     click.echo(f"{model} is loaded")
 
@@ -125,7 +125,7 @@ def load_command(model: str, config: str | None, force: bool, runtime_dir: Path 
 @click.argument("model")
 @runtime_option
 def unload_command(model: str, runtime_dir: Path | None) -> None:
-    """Unload MODEL when its requests have ended; needs a server with --model-control explicit."""
+    """Unload MODEL once its requests have ended; the server must run --model-control explicit."""
     _done("unload", runtime_dir, model=model)
     click.echo(f"{model} gets no more requests")
 

@@ -14,12 +14,12 @@ from blink_server.tables import cell, show, table
 
 @click.command("plugins")
 @plugin_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def plugins_command(ctx: click.Context, plugin_choice: PluginChoice, as_json: bool) -> None:
-    """Show every plugin in the order in which they are loaded, with its hooks.
+    """List plugins in loading order, with their hooks.
 
-    Broken ones are shown too, with what is wrong; the exit code is then 1, unless
+    Broken plugins are listed too, with the reason; the exit status is then 1 unless
     --no-strict-plugins is given.
     """
     plugins = load_plugins(choice=replace(plugin_choice, strict=False), warn=False)

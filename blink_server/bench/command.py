@@ -29,30 +29,30 @@ _ALONE = Condition(ALONE, lambda: nullcontext(None))
 
 @click.group("bench")
 def bench_group() -> None:
-    """Measure any server with OpenAI's API."""
+    """Measure any server that has the OpenAI API."""
 
 
 @bench_group.command("serve")
 @bench_options
 def serve_command(**options: Any) -> None:
-    """Measure latencies and throughput at one load, or over a sweep of loads."""
+    """Measure latency and throughput at one load or over a sweep of loads."""
     sys.exit(_bench("serve", BenchSettings(**options), [_ALONE]))
 
 
 @bench_group.command("interfere")
 @bench_options
 @click.option(
-    "--neighbour-cores", required=True, help="A neighbour on each of these cores, like 2-15."
+    "--neighbour-cores", required=True, help="Run a neighbour on each of these cores, such as 2-15."
 )
 @click.option(
     "--neighbours",
     type=click.Choice(CHOICES),
     default=ALTERNATING,
     show_default=True,
-    help="bzip2 compresses, memory sweeps over 256 MiB; alternating: both, core by core.",
+    help="bzip2 compresses; memory sweeps 256 MiB; alternating uses both, core by core.",
 )
 def interfere_command(neighbour_cores: str, neighbours: str, **options: Any) -> None:
-    """Measure the same alone and beside noisy neighbours, in turns.
+    """Measure alone and beside noisy neighbours, in turns.
 
     --repeats is the number of rounds; each has both conditions, with the same arrivals.
     """

@@ -35,11 +35,19 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 _WHO = (
-    click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server."),
-    click.option("--model", help="The model; may be left out where the server has only one."),
-    click.option("--api-key", envvar="BLINK_BENCH_API_KEY", default="", help="Sent as a bearer."),
     click.option(
-        "--endpoint", type=click.Choice(list(ROUTES)), default="completions", show_default=True
+        "--url", default="http://127.0.0.1:8000", show_default=True, help="URL of the server."
+    ),
+    click.option("--model", help="Model; may be omitted if the server has only one."),
+    click.option(
+        "--api-key", envvar="BLINK_BENCH_API_KEY", default="", help="Sent as bearer token."
+    ),
+    click.option(
+        "--endpoint",
+        type=click.Choice(list(ROUTES)),
+        default="completions",
+        show_default=True,
+        help="API to send requests to.",
     ),
 )
 _WHEN = (
@@ -48,34 +56,41 @@ _WHEN = (
         type=rates,
         default="",
         metavar="N,N,...",
-        help="Offered loads in requests a second; several are a sweep.",
+        help="Offered loads in requests per second; several make a sweep.",
     ),
     click.option(
         "--concurrency",
         type=counts,
         default="",
         metavar="N,N,...",
-        help="Instead: clients in a closed loop.",
+        help="Instead of --rate: number of closed-loop clients.",
     ),
     click.option(
         "--trace",
         type=_FILE,
-        help="Instead: arrivals and lengths from JSON lines or a .csv file.",
+        help="Instead of --rate: arrivals and lengths from a JSON Lines or .csv file.",
     ),
-    click.option("--speed", type=_POSITIVE, default=1.0, help="How fast a trace is replayed."),
+    click.option("--speed", type=_POSITIVE, default=1.0, help="Replay speed of a trace."),
     click.option(
         "--arrivals",
         type=click.Choice(["poisson", "constant"]),
         default="poisson",
         show_default=True,
+        help="Arrival process of --rate.",
     ),
-    click.option("--duration-secs", type=_POSITIVE, default=60.0, show_default=True),
+    click.option(
+        "--duration-secs",
+        type=_POSITIVE,
+        default=60.0,
+        show_default=True,
+        help="How long requests arrive at each rate.",
+    ),
     click.option(
         "--requests",
         type=click.IntRange(min=1),
         default=256,
         show_default=True,
-        help="Of a closed loop.",
+        help="Number of requests of a closed loop.",
     ),
 )
 _WHAT = (
@@ -83,36 +98,36 @@ _WHAT = (
         "--input-tokens",
         default="uniform:1024:0.3",
         show_default=True,
-        help="Lengths of prompts: N, uniform:MEAN:SPREAD or lognormal:MEDIAN:SIGMA.",
+        help="Prompt lengths: N, uniform:MEAN:SPREAD or lognormal:MEDIAN:SIGMA.",
     ),
     click.option(
         "--output-tokens",
         default="uniform:256:0.3",
         show_default=True,
-        help="Lengths of answers, likewise.",
+        help="Answer lengths, in the same form.",
     ),
     click.option(
-        "--lengths-from", type=_FILE, help="Draw both lengths of a request from a trace's instead."
+        "--lengths-from", type=_FILE, help="Draw prompt and answer lengths from this trace."
     ),
     click.option(
         "--prompt-ids",
         type=click.IntRange(min=1),
         metavar="VOCABULARY",
-        help="Prompts are random token ids below this instead of text.",
+        help="Send random token ids below this number instead of text.",
     ),
     click.option(
         "--tokenizer",
         type=_FILE,
-        help="A tokenizer.json that counts prompts' tokens instead of the server's /tokenize.",
+        help="tokenizer.json to count prompt tokens with, instead of the server's /tokenize.",
     ),
     click.option(
         "--exact",
         type=click.Choice(["ignore-eos", "min-tokens", "no"]),
         default="ignore-eos",
         show_default=True,
-        help="How the server is told not to end answers early.",
+        help="How to tell the server not to end answers early.",
     ),
-    click.option("--extra-body", default="{}", help="JSON object of further fields."),
+    click.option("--extra-body", default="{}", help="JSON object of further request fields."),
 )
 _HOW = (
     click.option(
@@ -120,40 +135,61 @@ _HOW = (
         type=_SECONDS,
         default=5.0,
         show_default=True,
-        help="Requests that arrive in the first seconds do not count.",
+        help="Ignore requests that arrive in the first seconds.",
     ),
     click.option(
         "--cool-down-secs",
         type=_SECONDS,
         default=5.0,
         show_default=True,
-        help="Nor those of the last seconds of arrivals.",
+        help="Ignore requests that arrive in the last seconds.",
     ),
     click.option(
         "--timeout-secs",
         type=_POSITIVE,
         default=600.0,
         show_default=True,
-        help="From a request's scheduled arrival to its end; then it is an error.",
+        help="Time limit from a request's scheduled arrival to its end.",
     ),
     click.option(
-        "--slo", multiple=True, help="ttft:MS, tpot:MS or e2e:MS; goodput keeps all of them."
+        "--slo",
+        multiple=True,
+        help="ttft:MS, tpot:MS or e2e:MS; goodput must meet all. Repeatable.",
     ),
-    click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True),
-    click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True),
+    click.option(
+        "--repeats",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Number of runs.",
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        default=1,
+        show_default=True,
+        help="Seed of arrivals, lengths and prompts.",
+    ),
     click.option(
         "--operating-range",
         type=_POSITIVE,
-        help="Sum up to this load, not to the measured saturation point.",
+        help="Summarize up to this load, not to the measured saturation point.",
     ),
-    click.option("--generator-cores", help="Keep the load generator on these, like 0-1."),
-    click.option("--gpu", type=int, multiple=True, help="Whose energy counts; all by default."),
+    click.option("--generator-cores", help="Cores for the load generator, such as 0-1."),
+    click.option(
+        "--gpu",
+        type=int,
+        multiple=True,
+        help="GPU whose energy to count; repeatable. [default: all]",
+    ),
     click.option(
         "--output",
         type=click.Path(file_okay=False, path_type=Path),
-        help="Directory for results; bench-<time> by default.",
+        help="Directory for results. [default: bench-<time>]",
     ),
-    click.option("--plots/--no-plots", default=True, show_default=True, help="PNG files."),
+    click.option(
+        "--plots/--no-plots", default=True, show_default=True, help="Write plots as PNG files."
+    ),
 )
 
 
