@@ -17,13 +17,15 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright, expect
 
 from blink_persistent.testing.scripted_version import write_scripted_version
 from blink_server.testing.server_process import ServerProcess
 
 CHROMIUM = shutil.which("chromium")
 MILLISECONDS = 30_000  # for what takes far less
+
+expect.set_options(timeout=MILLISECONDS)  # by itself it waits for five seconds
 
 Open = Callable[..., Awaitable[Page]]
 
@@ -40,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def write_repository(repository: Path) -> None:
     """Versions: "slow" and "wide" serve, "broken" cannot. "wide" has a grid of 644 graphs."""
     slots = {"slots": 4096, "max_rows": 8, "context_length": 2048}
-    write_scripted_version(repository, "slow", limits=slots, step_microseconds=10_000)
+    write_scripted_version(repository, "slow", limits=slots, step_microseconds=20_000)
     wide = write_scripted_version(
         repository, "wide", limits={"max_prefill_tokens": 1024, "context_length": 2048}
     )
