@@ -87,8 +87,13 @@ class Share:
         if what in self.seen:
             return
         self.seen.add(what)
-        if zlib.crc32(what.encode()) % self._of == self._number:
+        if zlib.crc32(what.encode()) % self._of != self._number:
+            return
+        try:
             self._run(kernel, *args, grid=grid, warmup=True, **options)
+        except Exception as error:  # where it is needed, it is reported
+            print(f"{what}: {error}", flush=True)
+        else:
             self.compiled += 1
 
 
