@@ -14,6 +14,7 @@ from blink_persistent.engines.place import GpuPlace
 from blink_persistent.gpu.presence import missing_for_gpu
 from blink_persistent.graph_grid import GraphGrid
 from blink_persistent.graph_lookup import mixed_lookup
+from blink_persistent.ring import LAYOUT_HASH
 from blink_server.backend import BuildResult, Endpoint, ModelVersion, Session
 from blink_server.config import load_graph_grid
 from blink_server.errors import InvalidModel, Problem, Unavailable
@@ -118,6 +119,11 @@ class PersistentBackend:
             link = ["blink_persistent.gpu_runner.link", "--device", str(place.device)]
             return [*python, *link, *options]
         return [*_with_huge_pages(), *python, "blink_persistent.runner", *options]
+
+    @property
+    def ring_layout(self) -> str:
+        """See `blink_server.remote.gates.RemoteBackend`."""
+        return f"{LAYOUT_HASH:016x}"
 
     def agent_command(self, runner: str, serve: str) -> list[str]:
         """`python -m blink_persistent.agent`; fulfils `blink_server.remote.gates.RemoteBackend`."""

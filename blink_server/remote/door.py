@@ -140,6 +140,8 @@ class Door:
             await self._catalog.serve_worker(peer, decode(line, (RegisterWorker,)))
 
     async def _attach(self, lines: Lines, frontend: str, asked: Attach) -> None:
+        while self._catalog.current is None:  # a door that has only just begun knows no endpoint
+            await self._catalog.next_change()
         entry = self._entry(EndpointKey(asked.model, asked.version, asked.epoch))
         endpoint = entry.endpoint if entry is not None else None
         session = await self._sessions.attach(frontend, asked, endpoint)

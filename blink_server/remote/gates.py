@@ -20,7 +20,7 @@ ENTRY_POINT_GROUP = "blink_server.frontend_gates"
 
 @dataclass(frozen=True, slots=True)
 class GateOptions:
-    """What a frontend asks for; `device` is the host's, `layout_hash` the agent's of the ring."""
+    """What a frontend asks for; `device` is the host's, `layout_hash` its agents' of the ring."""
 
     device: str
     ranges: int
@@ -65,6 +65,11 @@ Raises Unavailable where the ring cannot be reached, its ranges are taken, or la
 @runtime_checkable
 class RemoteBackend(Protocol):
     """A backend whose versions can be reached from another machine."""
+
+    @property
+    def ring_layout(self) -> str:
+        """Of the rings that its agents can read, as they tell it their runner (`layout_hash`)."""
+        ...
 
     def agent_command(self, runner: str, serve: str) -> list[str]:
         """The argv of an agent that attaches at the socket `runner` and serves workers at `serve`;

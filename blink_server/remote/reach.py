@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from blink_server.backend import Endpoint
@@ -66,8 +66,9 @@ class Reach:
 
     async def run(self) -> None:
         """Keep an agent at the endpoint until cancelled."""
-        retry, told = _FIRST_RETRY, ""
+        retry, told, clock = _FIRST_RETRY, "", asyncio.get_running_loop().time
         while True:
+            begun = clock()
             try:
                 await self._serve()
                 reason = "its agent has ended"
@@ -78,11 +79,16 @@ class Reach:
             if reason != told:
                 log.warning("%s: %s; trying again", self.entry.key, reason)
             told = reason
+            if clock() - begun > _LONGEST_RETRY:
+                retry = _FIRST_RETRY
             await asyncio.sleep(retry)
             retry = min(2 * retry, _LONGEST_RETRY)
 
     async def _serve(self) -> None:
-        """Serve by one agent, to its end. Raises BlinkError, OSError."""
+        """Serve by one agent, to its end. Raises BlinkError, OSError.
+
+        It is not started where the host gives no ranges: it could only end again.
+        """
         means, key = self._means, self.entry.key
         backend = means.backends.get(self.entry.backend)
         if not isinstance(backend, RemoteBackend):
@@ -91,10 +97,16 @@ class Reach:
         if tokenizer not in means.tokenizers:
             raise Unavailable(f"no plugin here brings the tokenizer {tokenizer!r}")
         self.files = await means.cache.directory_with(self.entry.files)
-        asked = Attach(
-            means.transport, key.model, key.version, key.epoch, means.ranges, layout_hash=""
-        )
-        offering = _Offering(means, asked)
+        place = (key.model, key.version, key.epoch, means.ranges, backend.ring_layout)
+        gate = GateLink(means.host, Attach(means.transport, *place))
+        await gate.open()
+        try:
+            await self._serve_at(gate, backend)
+        finally:
+            await gate.close()
+
+    async def _serve_at(self, gate: GateLink, backend: RemoteBackend) -> None:
+        offering = _Offering(gate, backend.ring_layout, self._means.device)
         self._runner_socket.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(
             offering.serve, str(self._runner_socket), limit=MAX_LINE
@@ -102,12 +114,11 @@ class Reach:
         command = backend.agent_command(str(self._runner_socket), str(self._agent_socket))
         process = await Process.start(command, env=os.environ, on_line=self._hear)
         try:
-            await first_done(_ended(process), offering.until_lost())
+            await first_done(_ended(process), gate.keep())
         finally:
             server.close()
             offering.hang_up()  # an agent that waits for an answer would not hear of the signal
             await process.terminate(_AGENT_GRACE)
-            await offering.close()
 
     def _hear(self, line: str) -> None:
         """A line of the agent's output."""
@@ -130,10 +141,10 @@ class Reach:
 class _Offering:
     """What an agent finds at its runner's socket: the gate's offer, with this machine's device."""
 
-    def __init__(self, means: Means, asked: Attach) -> None:
-        self._means = means
-        self._asked = asked
-        self._gate: asyncio.Future[GateLink] = asyncio.get_running_loop().create_future()
+    def __init__(self, gate: GateLink, layout: str, device: str) -> None:
+        self._gate = gate
+        self._layout = layout
+        self._device = device
         self._talks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -154,39 +165,22 @@ class _Offering:
             writer.close()
             self._talks.discard(talk)
 
-    async def until_lost(self) -> None:
-        """Raises `Unavailable` once the ranges are lost."""
-        await (await asyncio.shield(self._gate)).keep()
-
     def hang_up(self) -> None:
         """End the agent's connection: it ends then."""
         for talk in self._talks:
             talk.cancel()
 
-    async def close(self) -> None:
-        """The agent is gone: give the ranges back."""
-        if self._gate.done() and not self._gate.exception():
-            await self._gate.result().close()
-        else:
-            self._gate.cancel()
-
     async def _answer(self, said: Mapping[str, object]) -> Mapping[str, object] | None:
-        if said.get("type") == "attach" and not self._gate.done():
-            asked = replace(self._asked, layout_hash=str(said.get("layout_hash")))
-            gate = GateLink(self._means.host, asked)
-            try:
-                await gate.open()
-            except Unavailable as error:
-                self._gate.set_exception(error)
-                return {"type": "refused", "reason": str(error)}
-            self._gate.set_result(gate)
-        if not self._gate.done():
-            raise ValueError(f"{said!r} before attach")
         if said.get("type") == "detach":
             return None
-        answer = dict(await self._gate.result().ask(said))
+        if said.get("type") == "attach" and (theirs := said.get("layout_hash")) != self._layout:
+            reason = (
+                f"ring layout {self._layout} here differs from the agent's {theirs}"
+            )
+            return {"type": "refused", "reason": reason}
+        answer = dict(await self._gate.ask(said))
         if answer.get("type") == "attached":
-            answer["address"] = {**answer["address"], "device": self._means.device}
+            answer["address"] = {**answer["address"], "device": self._device}
         return answer
 
 

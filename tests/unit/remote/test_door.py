@@ -163,6 +163,17 @@ async def test_an_endpoint_that_is_not_there_is_refused(site: Any) -> None:
         await GateLink(site.link, site.asked(epoch=9)).open()
 
 
+async def test_a_door_that_has_just_begun_waits_for_the_catalog(site: Any) -> None:
+    """One that was started again: nobody is told that his endpoint is gone."""
+    site.catalog._update = None
+    opening = asyncio.create_task(GateLink(site.link, site.asked()).open())
+    while not site.catalog._changed._waiters:  # noqa: ASYNC110 (nobody tells)
+        await asyncio.sleep(0)
+    await site.catalog.publish("READY", [site.entry])
+    await asyncio.wait_for(opening, 20)
+    assert len(site.gates) == 1
+
+
 async def test_what_the_gate_refuses_is_told(site: Any) -> None:
     with pytest.raises(DoorRefusedError, match="another layout"):
         await GateLink(site.link, site.asked(layout_hash="0")).open()

@@ -18,6 +18,7 @@ from blink_server.remote.reach import Means, Reach
 from blink_server.remote.text_cache import TextCache
 
 SECONDS = 20
+LAYOUT = "0123456789abcdef"  # of the host's rings
 AGENT = """
 import json, os, signal, socket, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -29,6 +30,7 @@ def ask(**said):
     print(json.dumps(said), file=lines, flush=True)
     return json.loads(lines.readline())
 
+open(sys.argv[2] + ".started", "w").close()
 told = ask(type="attach", layout_hash="0123456789abcdef")
 if told["type"] == "refused":
     sys.exit(told["reason"])
@@ -45,8 +47,23 @@ open(sys.argv[2] + ".ended", "w").close()
 class FakeBackend:
     """Its agents say what they are told. Like one that waits for an answer they hear no signal."""
 
+    ring_layout = LAYOUT
+
     def agent_command(self, runner: str, serve: str) -> list[str]:
         return [sys.executable, "-c", AGENT, runner, serve]
+
+
+class StrangeBackend(FakeBackend):
+    """Of another build than the host's."""
+
+    ring_layout = "0"
+
+
+class RenewedBackend(FakeBackend):
+    """Its agents are already of another build than this process."""
+
+    def agent_command(self, runner: str, serve: str) -> list[str]:
+        return [sys.executable, "-c", AGENT.replace(LAYOUT, "0"), runner, serve]
 
 
 class Running:
@@ -56,7 +73,10 @@ class Running:
         means = Means(
             host=site.link,
             cache=TextCache(directory / "cache", site.link),
-            backends={"fake": FakeBackend(), "local": object()},
+            backends={
+                **{"fake": FakeBackend(), "strange": StrangeBackend()},
+                **{"renewed": RenewedBackend(), "local": object()},
+            },
             tokenizers={"huggingface": lambda *_: pytest.fail("nobody loads it here")},
             transport="fake",
             device="mlx5_2",
@@ -69,6 +89,7 @@ class Running:
         )
         self._said = directory / "ring.sock.told"
         self.ended = directory / "ring.sock.ended"
+        self.started = directory / "ring.sock.started"
         self.task = asyncio.create_task(self.reach.run())
 
     async def told(self) -> None:
@@ -138,6 +159,7 @@ async def test_an_agent_whose_ranges_are_lost_has_a_successor(site: Any, running
         ({"backend": "other"}, "no plugin here reaches the backend 'other' remotely"),
         ({"backend": "local"}, "no plugin here reaches the backend 'local' remotely"),
         ({"epoch": 8}, "the host refuses: tiny:1 epoch 8 is not in service"),
+        ({"backend": "strange"}, "the host refuses: tiny:1 epoch 1: another layout"),
     ],
 )
 async def test_why_it_is_not_served_is_said(
@@ -150,3 +172,16 @@ async def test_why_it_is_not_served_is_said(
     assert running.reach.tried.is_set()
     await running.close()
     assert site.gates == []
+    assert not running.started.exists(), "an agent was started in vain"
+
+
+async def test_an_agent_of_another_build_gives_the_ranges_back(
+    site: Any, short_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    running = Running(site, short_path, backend="renewed")
+    await running.told()
+    assert "its agent ended" in running.reach.failure
+    assert f"ring layout {LAYOUT} here differs from the agent's 0" in caplog.text
+    await running.close()
+    assert site.gates[0].closed == 1
