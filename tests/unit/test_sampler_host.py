@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
+import shutil
+import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+import blink_persistent
 from blink_persistent import _native
 from blink_persistent.testing.scripted_shape import ScriptedShape
 
@@ -245,3 +250,31 @@ def test_ids_outside_the_vocabulary_are_ignored() -> None:
         flags=_native.SUPPRESS_END,
     )
     assert case.token(logits) == 8
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+def test_gcc_makes_vector_code_of_exponentials(tmp_path: Path) -> None:
+    """As the native module is built; without it a row of 128,000 tokens takes 0.4 ms, not 0.05."""
+    csrc = Path(blink_persistent.__path__[-1]) / "csrc"
+    listing = (Path(__file__).parents[2] / "CMakeLists.txt").read_text()
+    found = re.search(r"target_compile_options\(_native PRIVATE (.*)\)", listing)
+    assert found is not None
+    source = tmp_path / "sampler.cc"
+    source.write_text(
+        '#include "blink/sampler_host.h"\n'
+        "double use(const float* logits, float* weights) {\n"
+        "    return blink::exponentials(logits, 128000, 9.0f, 1.0f, weights);\n"
+        "}\n"
+    )
+    options = ["-std=c++20", f"-I{csrc / 'include'}", "-fopt-info-vec-optimized", "-c"]
+    done = subprocess.run(
+        ["g++", *options, *found[1].split(), str(source), "-o", str(tmp_path / "sampler.o")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    lines = (csrc / "include" / "blink" / "sampler_host.h").read_text().splitlines()
+    (number,) = (i for i, line in enumerate(lines, 1) if "= exp_negative(" in line)
+    told = [line for line in done.stderr.splitlines() if f"sampler_host.h:{number}:" in line]
+    assert any("loop vectorized" in line for line in told), done.stderr

@@ -39,8 +39,8 @@ inline float exp_negative(float x) {
     y = y * r + 1.6666665459e-1f;
     y = y * r + 5.0000001201e-1f;
     y = y * r * r + r + 1.0f;
-    const float power = from_bits(static_cast<uint32_t>(whole + 127) << 23);
-    return x < -87.0f ? 0.0f : y * power;
+    const uint32_t power = static_cast<uint32_t>(whole + 127) << 23;
+    return y * from_bits(x < -87.0f ? 0u : power);
 }
 
 // Largest logit; NaN where any logit is NaN or +inf.
