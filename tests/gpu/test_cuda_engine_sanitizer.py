@@ -1,7 +1,8 @@
-"""memcheck finds nothing in the captured graphs of the engine `cuda`, driven by a host thread.
+"""memcheck finds nothing in the captured graphs of the engine `cuda`, driven by a host thread, and
+no tool anything in the primed kernels alone.
 
-racecheck is left out: it reports races inside the library's own kernels, and under it alone the
-program ends with an illegal address (docs/cuda-engine.md).
+racecheck is left out of the graphs: it reports races inside the library's own kernels, and under
+it alone the program ends with an illegal address (docs/cuda-engine.md).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
+torch = pytest.importorskip("torch", reason="torch is not installed")
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,11 +26,23 @@ pytestmark = [
 
 @pytest.mark.parametrize("decode_kernels", ["measured", "primed"])
 def test_a_small_model_is_clean(tmp_path: Path, decode_kernels: str) -> None:
-    program = Path(__file__).with_name("engine_run.py")
-    # PyTorch tries calls that are refused here, and goes on without them.
-    watched = ["compute-sanitizer", "--tool", "memcheck", "--report-api-errors", "no"]
-    watched += ["--error-exitcode", "9"]
-    command = [*watched, sys.executable, str(program), str(tmp_path), decode_kernels]
+    said = run_under("memcheck", "engine_run.py", str(tmp_path), decode_kernels)
+    assert "all answers are right" in said
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+def test_the_primed_kernels_are_clean(tool: str) -> None:
+    if torch.cuda.get_device_capability(0) != (9, 0):
+        pytest.skip("primed kernels are for compute capability 9.0")
+    assert "all results are right" in run_under(tool, "primed_run.py")
+
+
+def run_under(tool: str, program: str, *arguments: str) -> str:
+    """What a program beside this file writes; fails where the tool found something."""
+    watched = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
+    if tool == "memcheck":  # PyTorch tries calls that are refused here, and goes on without them
+        watched += ["--report-api-errors", "no"]
+    command = [*watched, sys.executable, str(Path(__file__).with_name(program)), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    assert "all answers are right" in done.stdout
+    return done.stdout

@@ -1,0 +1,135 @@
+"""The primed kernels on small operands, chained, against plain PyTorch on the CPU: for tools that
+watch a whole process; run by the test beside it.
+
+No kernel of a library with shared memory is launched, since tools report races inside those.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from blink_persistent.engines.cuda.kernels.choices import ROW_TILES
+from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cut
+from blink_persistent.engines.cuda.kernels.primed import PrimedProducts
+from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
+from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
+from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm
+from blink_persistent.engines.cuda.kernels.protocol import Heads, Projected, Rotary
+from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
+from blink_persistent.gpu.driver import Gpu
+from blink_server.testing.memory_checkpoint import tiny_architecture
+
+DEVICE = "cuda"
+BFLOAT16 = 1e-2  # ||difference|| / ||expected||
+SHAPE = tiny_architecture(
+    hidden_size=512, heads=8, kv_heads=2, head_dim=128, attention_bias=True, qk_norm=True,
+    context_length=256,
+)  # fmt: skip
+BLOCK_SIZE, MAX_BLOCKS, PARTS = 32, 8, 5
+LENGTHS = (200, 0, 1, 33, 256)
+
+
+def check(name: str, found: Any, expected: Any) -> None:
+    error = float((found.cpu().float() - expected.float()).norm() / expected.float().norm())
+    print(name, error)
+    assert error < BFLOAT16, name
+
+
+def check_products(gpu: Any, shape: tuple[int, int], *, gated: bool) -> None:
+    weight = (torch.randn(shape) / shape[1] ** 0.5).bfloat16()
+    on_device = weight.to(DEVICE)
+    for tile, rows in zip(ROW_TILES, (1, 13, 29, 64), strict=True):
+        cut = likely_cut(shape, tile, gated=gated, in_parts=not gated)
+        assert cut is not None
+        products = PrimedProducts(gpu, {(shape, tile): cut})
+        x = torch.randn(rows, shape[1]).bfloat16()
+        expected = x.float() @ weight.float().t()
+        size, kind = shape[0], torch.float32
+        if gated:
+            gate, up = expected.chunk(2, dim=1)
+            expected = torch.nn.functional.silu(gate) * up
+            size, kind = shape[0] // 2, torch.bfloat16
+        out = torch.full((cut.splits, rows, size), torch.nan, dtype=kind).to(DEVICE)
+        for _ in range(2):
+            products(x.to(DEVICE), on_device, out, cut, tile, chained=True)
+        check(f"product of {rows} rows", out.cpu().float().sum(dim=0), expected)
+
+
+def check_norm(gpu: Any) -> None:
+    size, rows = 2052, 3
+    norm = PrimedNorm(gpu, size)
+    delta, gain = torch.randn(PARTS, rows, size), torch.rand(size).bfloat16()
+    residual, normed = torch.randn(rows, size), torch.empty(rows, size).bfloat16()
+    on_device = residual.to(DEVICE), normed.to(DEVICE)
+    norm(delta.to(DEVICE), gain.to(DEVICE), 1e-5, *on_device, chained=True)
+    ReferenceKernels().add_norm(delta, gain, 1e-5, residual, normed)
+    check("residual", on_device[0], residual)
+    check("normed", on_device[1], normed)
+
+
+def projected(rows: int, device: str) -> Projected:
+    torch.manual_seed(3)
+    size = SHAPE.head_dim
+    width = (SHAPE.heads + 2 * SHAPE.kv_heads) * size
+    tables = tables_of(rows)
+    last = torch.tensor([max(LENGTHS[row % len(LENGTHS)] - 1, 0) for row in range(rows)])
+    block = tables.gather(1, (last // BLOCK_SIZE)[:, None])[:, 0]
+    active = torch.tensor([LENGTHS[row % len(LENGTHS)] > 0 for row in range(rows)])
+    angle = 7 * torch.rand(SHAPE.context_length, size // 2)
+    heads = Heads(
+        heads=SHAPE.heads,
+        kv_heads=SHAPE.kv_heads,
+        head_dim=size,
+        bias=torch.randn(width).bfloat16().to(device),
+        q_norm=(torch.rand(size) + 0.5).bfloat16().to(device),
+        k_norm=(torch.rand(size) + 0.5).bfloat16().to(device),
+        epsilon=1e-6,
+    )
+    return Projected(
+        qkv=torch.randn(PARTS, rows, width).to(device),
+        heads=heads,
+        rotary=Rotary(angle.cos().to(device), angle.sin().to(device)),
+        positions=last.int().to(device),
+        entries=torch.where(active, block * BLOCK_SIZE + last % BLOCK_SIZE, -1).int().to(device),
+        queries=torch.zeros(rows, SHAPE.heads * size).bfloat16().to(device),
+    )
+
+
+def tables_of(rows: int) -> Any:
+    return torch.arange(rows * MAX_BLOCKS).flip(0).view(rows, MAX_BLOCKS)
+
+
+def check_attention(gpu: Any) -> None:
+    sizes: dict[str, Any] = {"max_rows": 8, "processors": 131, "device": DEVICE}
+    for cut in (None, AttentionCut(warps=2, stages=1, programs=4)):
+        attention = PrimedAttention(gpu, SHAPE, always=cut, **sizes)
+        for rows in (1, 5):
+            pages = torch.randn(2, rows * MAX_BLOCKS, SHAPE.kv_heads, BLOCK_SIZE, SHAPE.head_dim)
+            keys, values = pages.bfloat16()
+            lengths = torch.tensor([LENGTHS[row] for row in range(rows)], dtype=torch.int32)
+            new, tables = projected(rows, "cpu"), tables_of(rows).int()
+            out = torch.full_like(new.queries, torch.nan)
+            inputs = [tensor.to(DEVICE) for tensor in (keys, values, lengths, tables, out)]
+            for _ in range(2):
+                attention(projected(rows, DEVICE), *inputs, chained=True)
+            ReferenceKernels().attend_new(new, keys, values, lengths, tables, out)
+            check(f"attention of {rows} rows", inputs[-1], out)
+            check("keys", inputs[0], keys)
+            check("values", inputs[1], values)
+
+
+def main() -> None:
+    torch.manual_seed(1)
+    with Gpu() as gpu:
+        for gated in (False, True):
+            check_products(gpu, (1040, 512), gated=gated)
+        check_norm(gpu)
+        check_attention(gpu)
+        torch.cuda.synchronize()
+    print("all results are right")
+
+
+if __name__ == "__main__":
+    main()
