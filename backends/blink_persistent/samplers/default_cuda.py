@@ -7,7 +7,7 @@ from ctypes import c_uint32, c_uint64
 from typing import Any
 
 from blink_persistent.gpu.driver import Gpu
-from blink_persistent.gpu.structs import EngineTables, PhaseBuffers
+from blink_persistent.gpu.structs import EngineTables, PhaseBuffers, SamplingRow
 
 LANES = 1024  # threads of a row's block
 MAX_VOCABULARY = 1 << 19  # kMaxVocabulary in sampler_block.h
@@ -24,7 +24,7 @@ class SamplerGpu(ctypes.Structure):
     ]
 
 
-SAMPLER_STRUCTS = (PhaseBuffers, EngineTables, SamplerGpu)
+SAMPLER_STRUCTS = (PhaseBuffers, SamplingRow, EngineTables, SamplerGpu)
 
 
 class DeviceSampler:
