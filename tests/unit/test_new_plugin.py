@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,38 @@ def test_the_tests_of_every_kind_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tests_pass_as_their_author_runs_them(tmp_path: Path, kind: str) -> None:
     assert "passed" in run_tests(write_plugin_project("mine", kind, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "reason"),
+    [
+        ("import", "backend", "it is a word of Python's own"),
+        ("json", "backend", "it is a module of Python's standard library"),
+        ("blink_server", "routes", "there is a package of that name, in .*__init__.py"),
+        ("numpy", "observer", "there is a package of that name, in .*numpy"),
+        ("tests", "backend", "the project's tests are in the folder of that name"),
+        ("gguf", "importer", "another importer has it"),
+        ("llama3_json", "tool_parser", "another tool parser has it"),
+        ("mine_", "backend", "does not end with '_'"),
+    ],
+)
+def test_a_name_that_could_not_work_is_refused(
+    tmp_path: Path, name: str, kind: str, reason: str
+) -> None:
+    status, output = new_plugin(name, "--kind", kind, "--to", tmp_path)
+    assert status == 1
+    assert f"error: '{name}'" in output
+    assert re.search(reason, output)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_an_installed_plugin_has_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = load_plugins(choice=PluginChoice(directories=()), extra={"other": object()})
+    monkeypatch.setattr("blink_server.new_plugin.load_plugins", lambda **_: taken)
+    status, output = new_plugin("other", "--kind", "observer", "--to", tmp_path)
+    assert (status, "another plugin has it" in output) == (1, True)
 
 
 def test_a_name_that_is_none_and_a_folder_that_is_there_are_refused(tmp_path: Path) -> None:
