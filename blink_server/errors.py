@@ -56,8 +56,9 @@ class InvalidRequest(BlinkError):
 class UnknownModel(BlinkError):
     """No model, or no version of it, of that name is in service (HTTP 404)."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"the model {name!r} does not exist or is not in service")
+    def __init__(self, name: str, instead: str) -> None:
+        """`instead`: what there is to ask for."""
+        super().__init__(f"the model {name[:200]!r} does not exist or is not in service; {instead}")
         self.name = name
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from blink_server.errors import InvalidRequest
 from blink_server.http.models import ModelDirectory
 from blink_server.http.settings import ServerSettings
+from blink_server.suggestion import enumeration
 
 
 def with_model(
@@ -22,7 +23,7 @@ def with_model(
     models = directory.models
     name = settings.default_model or (models[0] if len(models) == 1 else None)
     if name is None:
-        there = f"there are {', '.join(models)}" if models else "there is none"
-        message = f"model is missing, and the server has no default; {there}"
+        serving = enumeration(directory.serving, "serve")
+        message = f"model is missing, and the server has no default; {serving}"
         raise InvalidRequest(message, param="model", code="missing_parameter")
     return {**body, "model": name}

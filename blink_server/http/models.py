@@ -7,7 +7,7 @@ calls are made on the worker's event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 
 from blink_server.backend import Session
@@ -15,6 +15,7 @@ from blink_server.errors import BlinkError, Unavailable, UnknownModel
 from blink_server.http.model_entry import ModelEntry, ServerState, why_not_ready
 from blink_server.messages import EndpointKey
 from blink_server.repository.names import parse_version
+from blink_server.suggestion import suggestion
 from blink_server.text.grammar.compiler import GrammarCompiler
 
 
@@ -135,6 +136,11 @@ class ModelDirectory:
         return sorted(self._models)
 
     @property
+    def serving(self) -> list[str]:
+        """The name of every model that serves."""
+        return [m for m in self.models if any(e.serves for e in self._models[m].values())]
+
+    @property
     def server(self) -> ServerState:
         return self._server
 
@@ -151,12 +157,21 @@ class ModelDirectory:
         if suffix or name.endswith(":"):
             entry = versions.get(parse_version(suffix) or 0)
             if entry is None:
-                raise UnknownModel(name)
+                raise self._unknown(name, versions)
             return entry
         if not versions:
-            raise UnknownModel(name)
+            raise self._unknown(name, versions)
         serving = [version for version, entry in versions.items() if entry.serves]
         return versions[max(serving or versions)]
+
+    def _unknown(self, name: str, versions: Mapping[int, ModelEntry]) -> UnknownModel:
+        """The error for a name; `versions` are those of its model, if there is one."""
+        base = name.partition(":")[0]
+        known = [f"{base}:{number}" for number, entry in sorted(versions.items()) if entry.serves]
+        if not versions:
+            serving = set(self.serving)
+            known = sorted(alias for alias, model in self._names.items() if model in serving)
+        return UnknownModel(name, suggestion(name, known, "serve"))
 
     def lease(self, name: str) -> Lease:
         """Hold the endpoint that serves `name`. Raises `UnknownModel`, `Unavailable`."""

@@ -16,7 +16,7 @@ from enum import StrEnum
 from blink_server.catalog import Catalog
 from blink_server.config import MODEL_FILE
 from blink_server.control_server import Peer
-from blink_server.errors import BlinkError
+from blink_server.errors import BlinkError, Problem
 from blink_server.logs import LEVELS, set_level
 from blink_server.message_codec import ProtocolError
 from blink_server.messages import FROM_CLIENT, Answer, Ask, EndpointKey, RegisterClient
@@ -28,6 +28,7 @@ from blink_server.repository.policy import VersionKey
 from blink_server.repository.requests import LoadRequests
 from blink_server.repository.supervisor import Supervisor
 from blink_server.repository.wanted import WantedSet
+from blink_server.suggestion import suggestion
 
 log = logging.getLogger(__name__)
 
@@ -110,14 +111,14 @@ class Admin:
         if ask.model not in wanted.present:
             if before is None:
                 requests.drop(ask.model)
-            problems = "; ".join(str(p) for p in wanted.problems if p.file.name == ask.model)
-            return Answer(ask.id, "unknown", problems or f"there is no model {ask.model!r}")
+            problems = "; ".join(_problems(wanted, ask.model))
+            return Answer(ask.id, "unknown", problems or _unknown(ask.model, wanted.present))
         generations = [each.generation for each in wanted.valid if each.key.model == ask.model]
         supervisors = await self._manager.supervising(generations)
         for supervisor in supervisors:
             if supervisor.harness.state is State.UNAVAILABLE:
                 supervisor.retry()
-        log.info("load of %s asked for by %d of its versions", ask.model, len(generations))
+        log.info("load of %s asked for: %d of its versions are valid", ask.model, len(generations))
         await asyncio.gather(*(self._outcome(each) for each in supervisors))
         reasons = [f"{e.key}: {e.reason}" for e in wanted.invalid if e.key.model == ask.model]
         reasons += [
@@ -125,8 +126,12 @@ class Admin:
             for each in supervisors
             if each.harness.state is not State.READY
         ]
-        if reasons or not supervisors:
-            return Answer(ask.id, "failed", "; ".join(reasons) or "the model has no version")
+        if not supervisors:
+            reasons = reasons or _problems(wanted, ask.model) or ["no version of it is wanted"]
+            reasons.insert(0, f"{ask.model} has no valid version")
+            log.warning("nothing to load: %s", "; ".join(reasons))
+        if reasons:
+            return Answer(ask.id, "failed", "; ".join(reasons))
         return Answer(ask.id)
 
     async def _outcome(self, supervisor: Supervisor) -> None:
@@ -136,15 +141,28 @@ class Admin:
             await self._catalog.until_reachable(supervisor.runner.key, _REACH_SECONDS)
 
     async def _unload(self, ask: Ask, requests: LoadRequests) -> Answer:
-        known = ask.model in self._follower.wanted.present or any(
-            each.wanted.key.model == ask.model for each in self._manager.supervisors
-        )
-        if not known:
-            return Answer(ask.id, "unknown", f"there is no model {ask.model!r}")
+        present = self._follower.wanted.present
+        known = {*present, *(each.wanted.key.model for each in self._manager.supervisors)}
+        if ask.model not in known:
+            return Answer(ask.id, "unknown", _unknown(ask.model, known))
         requests.drop(ask.model)
         await self._follower.look()
         await self._manager.until_left(ask.model)
         return Answer(ask.id)
+
+
+def _model_of(problem: Problem) -> str:
+    """The model that a problem of no version is one of."""
+    in_model = problem.file.name == MODEL_FILE
+    return problem.file.parent.name if in_model else problem.file.name
+
+
+def _problems(wanted: WantedSet, model: str) -> list[str]:
+    return [str(problem) for problem in wanted.problems if _model_of(problem) == model]
+
+
+def _unknown(model: str, known: Iterable[str]) -> str:
+    return f"there is no model {model!r}; {suggestion(model, sorted(known), 'exist')}"
 
 
 def model_rows(wanted: WantedSet, supervisors: Iterable[Supervisor]) -> list[ModelRow]:
@@ -161,8 +179,7 @@ def model_rows(wanted: WantedSet, supervisors: Iterable[Supervisor]) -> list[Mod
         key = supervisor.wanted.key
         rows[key] = _row(supervisor, rows.get(key))
     for problem in wanted.problems:
-        in_model = problem.file.name == MODEL_FILE
-        name = problem.file.parent.name if in_model else problem.file.name
+        name = _model_of(problem)
         if not any(key.model == name for key in rows):
             rows[VersionKey(name, 0)] = ModelRow(name, 0, "UNAVAILABLE", str(problem))
     return [rows[key] for key in sorted(rows)]

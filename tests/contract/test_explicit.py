@@ -54,7 +54,13 @@ async def test_only_what_is_asked_for_is_served(start: Start, repository: Path) 
     failed = await ask(socket, "load", model="broken")
     assert failed.outcome == "failed"
     assert "tokenizer.json" in failed.error
-    assert (await ask(socket, "load", model="nothing")).outcome == "unknown"
+    await server.line("nothing to load: broken has no valid version; broken:1: ")
+    unknown = await ask(socket, "load", model="brokn")
+    assert unknown.outcome == "unknown"
+    assert unknown.error == "there is no model 'brokn'; did you mean 'broken'?"
+    assert (await ask(socket, "unload", model="nothing")).error == (
+        "there is no model 'nothing'; a, b, broken exist"
+    )
     assert (await ask(socket, "unload", model="a")).outcome == "done"
     await server.line("a:1 UNAVAILABLE: unloaded")
     await eventually(lambda: complete(url, "a"), lambda reply: reply[0] == 404)

@@ -111,7 +111,7 @@ async def test_load_and_unload_by_the_server_s_user(start: Start, repository: Pa
     wrong = await models("load", "echo", "--config={", runtime=server.runtime, status=1)
     assert wrong.startswith("error: --config is not JSON")
     unknown = await models("load", "nothing", runtime=server.runtime, status=1)
-    assert unknown == "error: there is no model 'nothing'\n"
+    assert unknown == "error: there is no model 'nothing'; echo exists\n"
 
 
 async def test_without_a_server_it_says_so(short_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from blink_server.backend import ModelVersion
+from blink_server.repository.harness import State
 
 CHAT = [{"role": "user", "content": "Hi"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -49,14 +50,27 @@ async def test_of_several_models_one_has_to_be_named(worker: Any, path: str) -> 
     result = await worker.post(path, BODIES[path])
     assert result.status_code == 400
     message = result.json["error"]["message"]
-    assert message == "model is missing, and the server has no default; there are one, two"
+    assert message == "model is missing, and the server has no default; one, two serve"
+
+
+async def test_models_that_are_down_are_not_offered(worker: Any) -> None:
+    serve(worker, "one", "two", "three")
+    down = [
+        replace(entry, state=State.UNAVAILABLE, session=None)
+        for entry in worker.directory.entries
+        if entry.version.model == "two" or entry.version.key == "one:1"
+    ]
+    up = [entry for entry in worker.directory.entries if entry.version.model != "two"]
+    worker.directory.publish([*(e for e in up if e.version.key != "one:1"), *down])
+    result = await worker.post("/v1/completions", BODIES["/v1/completions"])
+    assert result.json["error"]["message"].endswith("; one, three serve")
 
 
 async def test_without_models_none_is_the_default(worker: Any) -> None:
     result = await worker.post("/v1/completions", BODIES["/v1/completions"])
     assert result.status_code == 400
     assert result.json["error"]["param"] == "model"
-    assert "there is none" in result.json["error"]["message"]
+    assert result.json["error"]["message"].endswith("; none serves")
 
 
 @pytest.mark.parametrize(("default", "text"), [("two", "two 2"), ("two:1", "two 1")])
@@ -74,4 +88,5 @@ async def test_a_default_that_is_not_there_is_named(worker: Any) -> None:
     serve(worker, "one")
     result = await worker.post("/v1/completions", {"prompt": "x"})
     assert result.status_code == 404
-    assert "'three'" in result.json["error"]["message"]
+    message = result.json["error"]["message"]
+    assert message == "the model 'three' does not exist or is not in service; one serves"

@@ -1,0 +1,25 @@
+"""What an error about a name says of the names that would have been right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+_COMPARED = 256  # names; each takes up to 50 us, in which no stream goes on
+_SHOWN = 10
+
+
+def suggestion(name: str, known: Sequence[str], verb: str) -> str:
+    """`did you mean 'x'?`, or where no name is near `x serves`, `x, y and 3 more serve`.
+
+    `verb`: what the known names do.
+    """
+    near = difflib.get_close_matches(name[:100], known[:_COMPARED], n=1)
+    return f"did you mean {near[0]!r}?" if near else enumeration(known, verb)
+
+
+def enumeration(names: Sequence[str], verb: str) -> str:
+    """`x serves`, `x, y serve`, `none serves`; of many names the first."""
+    shown = ", ".join(names[:_SHOWN]) or "none"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{shown}{more} {verb}{'s' * (len(names) < 2)}"
