@@ -11,7 +11,7 @@ from blink_server.console.routes import ConsoleResource
 from blink_server.http.access_log import AccessLog, RequestIds
 from blink_server.http.auth import ApiKeys
 from blink_server.http.docs_routes import OpenApiResource
-from blink_server.http.errors import handle_error
+from blink_server.http.errors import error_handler
 from blink_server.http.kserve_routes import add_kserve_routes
 from blink_server.http.metrics import Metrics
 from blink_server.http.models import ModelDirectory
@@ -81,9 +81,10 @@ def create_app(
     """
     settings = settings or ServerSettings()
     metrics = metrics or Metrics()
-    app = ScopedApp(middleware=_middleware(settings, metrics), router=Router())
-    app.add_error_handler(Exception, handle_error)
-    app.add_error_handler(falcon.HTTPError, handle_error)
+    router = Router()
+    app = ScopedApp(middleware=_middleware(settings, metrics), router=router)
+    for kind in (Exception, falcon.HTTPError):
+        app.add_error_handler(kind, error_handler(router))
     models = ModelsResource(directory)
     health = HealthResource(directory, strict=settings.strict_readiness)
     app.add_route("/v1/completions", CompletionsResource(directory, settings, metrics))

@@ -78,7 +78,7 @@ class ApiKeys:
         # A browser asks what it may do before it has a key to show.
         if self._ring.open or req.method == "OPTIONS" or self._is_open(req.path):
             return
-        digest = self._find(_given_key(req))
+        digest = self._find(_given_key(req, "an API key"))
         record_of(req).key = digest.hex()[:12]
         if req.method == "POST" and self._places is not None:
             self._take_place(req, digest, self._places)
@@ -105,12 +105,13 @@ class ApiKeys:
         cleanup_of(req).callback(places.give, digest, place)
 
 
-def _given_key(req: falcon.asgi.Request) -> str:
+def _given_key(req: falcon.asgi.Request, what: str) -> str:
+    """Raises `Unauthorized` where there is none; `what` is the key that is needed."""
     scheme, _, key = (req.get_header("Authorization") or "").partition(" ")
     # Anthropic's clients send the key in a header of its own.
     key = key.strip() if scheme.lower() == "bearer" else (req.get_header("X-Api-Key") or "").strip()
     if not key:
-        raise Unauthorized("an API key is needed: Authorization: Bearer <key>")
+        raise Unauthorized(f"{what} is needed: Authorization: Bearer <key>")
     return key
 
 
@@ -128,6 +129,6 @@ class AdminKeys:
                 "this needs an admin key, and the server has none: start it with --admin-key-file, "
                 "or use `blink-server models` on its machine"
             )
-        digest = key_digest(_given_key(req))
+        digest = key_digest(_given_key(req, "an admin key, of the server's --admin-key-file,"))
         if not sum(hmac.compare_digest(digest, known) for known in self._ring.digests):
             raise Unauthorized("the admin key is not valid")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import falcon
@@ -21,6 +22,7 @@ from blink_server.errors import (
     Unavailable,
     UnknownModel,
 )
+from blink_server.http.router import Router
 from blink_server.http.scope import record_of
 from blink_server.logs import current_request_id
 from blink_server.plugin_blame import of_plugin
@@ -28,6 +30,11 @@ from blink_server.plugin_blame import of_plugin
 logger = logging.getLogger(__name__)
 
 UNAVAILABLE_RETRY_SECONDS = 1
+_SHOWN = 200  # characters of what a client may write into an error
+
+Handler = Callable[
+    [falcon.asgi.Request, falcon.asgi.Response, Exception, dict[str, Any]], Awaitable[None]
+]
 
 
 class Unauthorized(BlinkError):
@@ -154,13 +161,18 @@ def _retry_later(message: str, code: str, seconds: float) -> ErrorReply:
 def _describe_falcon(error: falcon.HTTPError) -> ErrorReply:
     kind = "server_error" if error.status_code >= 500 else "invalid_request_error"
     message = error.description or error.title or "the request cannot be served"
-    if isinstance(error, falcon.HTTPNotFound):
-        message = "there is nothing at this path"
-    elif isinstance(error, falcon.HTTPMethodNotAllowed):
-        message = "this path does not take this method"
-    headers = error.headers or {}
-    headers = headers if isinstance(headers, dict) else dict(headers)
-    return ErrorReply(error.status_code, kind, message, headers=headers)
+    return ErrorReply(error.status_code, kind, message, headers=dict(error.headers or {}))
+
+
+def _wrong_route(request: falcon.asgi.Request, allowed: str | None, router: Router) -> str:
+    """What is said where no route has the path, or where it takes only the `allowed` methods."""
+    method = "GET" if request.method == "HEAD" else request.method  # with the same headers
+    asked = f"{method[:_SHOWN]} {request.path[:_SHOWN]}"
+    if allowed is not None:
+        return f"there is no {asked}; this path takes {allowed}"
+    near = router.nearest(request.path)
+    hint = "GET /docs shows what there is" if near is None else f"did you mean {near}?"
+    return f"there is nothing at {asked}; {hint}"
 
 
 def log_if_ours(error: Exception) -> None:
@@ -178,20 +190,27 @@ def _shaped(path: str, reply: ErrorReply) -> bytes:
     return kserve_body(reply) if path == "/v2" or path.startswith("/v2/") else reply.body()
 
 
-async def handle_error(
-    request: falcon.asgi.Request,
-    response: falcon.asgi.Response,
-    error: Exception,
-    params: dict[str, Any],
-) -> None:
-    """Falcon's error handler for every exception of every route."""
-    log_if_ours(error)
-    reply = describe(error)
-    record_of(request).error = reply.code
-    response.status = falcon.code_to_http_status(reply.status)
-    response.content_type = falcon.MEDIA_JSON
-    response.data = _shaped(request.path, reply)
-    # A handler may have chosen a stream before it failed.
-    response.stream = None
-    for name, value in reply.headers.items():
-        response.set_header(name, value)
+def error_handler(router: Router) -> Handler:
+    """Falcon's error handler for every exception of every route of `router`."""
+
+    async def handle(
+        request: falcon.asgi.Request,
+        response: falcon.asgi.Response,
+        error: Exception,
+        params: dict[str, Any],
+    ) -> None:
+        log_if_ours(error)
+        reply = describe(error)
+        if isinstance(error, falcon.HTTPNotFound | falcon.HTTPMethodNotAllowed):
+            message = _wrong_route(request, reply.headers.get("Allow"), router)
+            reply = replace(reply, message=message)
+        record_of(request).error = reply.code
+        response.status = falcon.code_to_http_status(reply.status)
+        response.content_type = falcon.MEDIA_JSON
+        response.data = _shaped(request.path, reply)
+        # A handler may have chosen a stream before it failed.
+        response.stream = None
+        for name, value in reply.headers.items():
+            response.set_header(name, value)
+
+    return handle

@@ -7,6 +7,7 @@ change the answer and is not served yet is refused; a known field that changes n
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
 from blink_server.errors import InvalidRequest
@@ -67,7 +68,10 @@ def _logit_bias(value: Any, path: str) -> dict[int, float]:
     bias = number(-100, 100)
     for token in pairs:
         if not (token.isascii() and token.isdigit() and len(token) < 19):
-            raise refuse(path, token, "an object from token ids to numbers")
+            raise InvalidRequest(
+                f"{path} has the key {json.dumps(token[:60])}; its keys must be token ids",
+                param=path,
+            )
     return {int(token): bias(one, f"{path}.{token}") for token, one in pairs.items()}
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,27 @@ async def test_a_body_over_the_limit(worker: Any) -> None:
     worker.settings = ServerSettings(max_body_bytes=100)
     worker.serve("ok")
     assert_error(await worker.complete("x" * 200), 413)
+
+
+async def test_a_logit_bias_of_what_is_no_token_id(worker: Any) -> None:
+    worker.serve("ok")
+    for key in ("abc", "-1", "1.5", ""):
+        message = assert_error(await worker.complete(logit_bias={"5": 1, key: 1}), 400)
+        assert message == f'logit_bias has the key "{key}"; its keys must be token ids'
+
+
+async def test_unload_without_the_admin_key_says_which_key_is_needed(
+    worker: Any, tmp_path: Path
+) -> None:
+    keys = tmp_path / "admin-keys"
+    keys.write_text("adm1n\n")
+    keys.chmod(0o600)
+    worker.settings = ServerSettings(admin_key_file=keys)
+    for action in ("load", "unload"):
+        result = await worker.post(f"/v2/repository/models/tiny/{action}", {})
+        assert result.status_code == 401
+        told = "an admin key, of the server's --admin-key-file, is needed: Authorization: Bearer"
+        assert result.json["error"].startswith(told)
 
 
 CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
@@ -241,14 +263,44 @@ async def test_an_unknown_model(worker: Any, model: str) -> None:
     worker.serve("ok")
     result = await worker.post(COMPLETIONS, {"model": model, "prompt": "x"})
     message = assert_error(result, 404, param="model")
-    assert repr(model) in message
+    assert message.startswith(f"the model {model!r} does not exist or is not in service; ")
+    assert "tiny" in message.partition(";")[2]
 
 
-async def test_an_unknown_path_and_a_wrong_method(worker: Any) -> None:
-    assert_error(await worker.get("/v1/nothing"), 404)
+@pytest.mark.parametrize(
+    ("method", "path", "near"),
+    [
+        ("POST", "/v1/chat/completion", CHAT),
+        ("POST", "/v1/v1/chat/completions", CHAT),
+        ("POST", "/completions", COMPLETIONS),
+        ("GET", "/health/", "/health"),
+        ("POST", "/v2/models/my-model/genrate", "/v2/models/my-model/generate"),
+        ("GET", "/v2/models/m/version/3/ready", "/v2/models/m/versions/3/ready"),
+    ],
+)
+async def test_an_unknown_path_near_one_that_is_there(
+    worker: Any, method: str, path: str, near: str
+) -> None:
+    result = await (worker.get(path) if method == "GET" else worker.post(path, {}))
+    told = f"there is nothing at {method} {path}; did you mean {near}?"
+    if path.startswith("/v2"):
+        assert (result.status_code, result.json) == (404, {"error": told})
+    else:
+        assert assert_error(result, 404) == told
+
+
+@pytest.mark.parametrize("path", ["/zzzzzz", "/" + "x" * 5000, "/console/nothing"])
+async def test_an_unknown_path_that_is_like_none(worker: Any, path: str) -> None:
+    message = assert_error(await worker.get(path), 404)
+    hint = "GET /docs shows what there is"
+    assert message == f"there is nothing at GET {path[:200]}; {hint}"
+
+
+async def test_a_wrong_method(worker: Any) -> None:
     result = await worker.get(CHAT)
-    assert_error(result, 405)
-    assert "POST" in result.headers["allow"]
+    message = assert_error(result, 405)
+    assert message == f"there is no GET {CHAT}; this path takes POST, OPTIONS"
+    assert result.headers["allow"] == "POST, OPTIONS"
 
 
 async def test_a_full_ring_is_503_with_retry_after(worker: Any) -> None:
