@@ -191,9 +191,10 @@ def test_streams_go_on_after_the_link_was_down(site: Site) -> None:
 
 
 def test_a_killed_agent_ends_its_own_streams_only(site: Site) -> None:
-    mine, other = Stream(site.remote[0], "mine"), Stream(site.remote[1], "other")
-    mine.begun.wait()
+    other = Stream(site.remote[1], "other")
     other.begun.wait()
+    mine = Stream(site.remote[0], "mine")  # the last to begin: it must not have ended by itself
+    mine.begun.wait()
     (agent,) = site.frontends[0].children("blink_persistent.agent")
     os.kill(agent, signal.SIGKILL)
     mine.wait()
@@ -205,9 +206,10 @@ def test_a_killed_agent_ends_its_own_streams_only(site: Site) -> None:
 
 
 def test_a_killed_door_ends_remote_streams_and_comes_again(site: Site) -> None:
-    remote, local = Stream(site.remote[0], "remote"), Stream(site.local, "local")
-    remote.begun.wait()
+    local = Stream(site.local, "local")
     local.begun.wait()
+    remote = Stream(site.remote[0], "remote")
+    remote.begun.wait()
     (door,) = site.server.children("door_process")
     os.kill(door, signal.SIGKILL)
     remote.wait()
