@@ -40,7 +40,9 @@ _WHO = (
     ),
     click.option("--model", help="Model; may be omitted if the server has only one."),
     click.option(
-        "--api-key", envvar="BLINK_BENCH_API_KEY", default="", help="Sent as bearer token."
+        "--api-key-file",
+        type=_FILE,
+        help="File whose first key is sent if the server requires one.",
     ),
     click.option(
         "--endpoint",

@@ -29,13 +29,12 @@ def describe(
     command: str, settings: BenchSettings, gpus: Sequence[str], **more: Any
 ) -> dict[str, Any]:
     """What is known before the first measurement; the machine is as it is now."""
-    asked = {**asdict(settings), "api_key": "set" if settings.api_key else ""}
     packages = (*PACKAGES, "httptools")
     return {
         "command": command,
         "method": METHOD,
         "machine": {**describe_machine(packages), "gpus": list(gpus)},
-        "settings": asked,
+        "settings": asdict(settings),
         **more,
     }
 

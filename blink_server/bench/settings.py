@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blink_server.api_keys import read_api_keys
 from blink_server.bench.client import CHAT, COMPLETIONS
 from blink_server.bench.exchange import Site
 from blink_server.bench.lengths import parse_lengths
@@ -47,7 +48,7 @@ class BenchSettings:
 
     url: str
     model: str | None
-    api_key: str
+    api_key_file: Path | None
     endpoint: str
     rate: tuple[float, ...]
     concurrency: tuple[int, ...]
@@ -77,7 +78,10 @@ class BenchSettings:
 
     @property
     def site(self) -> Site:
-        return Site(self.url, self.api_key)
+        """Raises BlinkError for a key file that cannot be used."""
+        return Site(
+            self.url, "" if self.api_key_file is None else read_api_keys(self.api_key_file)[0]
+        )
 
     @property
     def route(self) -> str:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -38,6 +39,27 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def check(repository: Path, *options: str) -> Result:
     arguments = ["check", str(repository), "--plugin-dir", str(repository.parent / "plugins")]
     return CliRunner().invoke(cli.main, [*arguments, *options])
+
+
+def options_of(command: click.Command) -> Iterator[click.Option]:
+    """Of the command and of those below it."""
+    yield from (each for each in command.params if isinstance(each, click.Option))
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from options_of(below)
+
+
+def test_no_command_takes_a_secret_that_other_users_could_see_among_the_processes() -> None:
+    secret = {"key", "token", "secret", "password"}
+    options = [each for each in options_of(cli.main) if secret & set(each.opts[0].split("-"))]
+    named = {each.opts[0] for each in options}
+    assert {"--api-key-file", "--admin-key-file", "--token-file", "--tls-key"} <= named
+    assert [
+        each.opts for each in options if isinstance(each.type, click.types.StringParamType)
+    ] == []
 
 
 def test_help_names_every_command_without_importing_any() -> None:

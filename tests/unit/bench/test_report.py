@@ -127,7 +127,10 @@ def test_energy_is_labelled_as_the_gpus() -> None:
 
 
 def test_the_files(runs: list[Run], tmp_path: Path) -> None:
-    asked = settings("--rate=1,2", "--api-key=secret")
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    asked = settings("--rate=1,2", f"--api-key-file={keys}")
+    assert asked.site.api_key == "secret"
     about = describe("interfere", asked, [], neighbours="bzip2")
     text = write_report(tmp_path / "out", about, asked, runs)
     assert (tmp_path / "out" / "report.md").read_text() == text
