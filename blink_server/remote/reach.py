@@ -174,9 +174,7 @@ class _Offering:
         if said.get("type") == "detach":
             return None
         if said.get("type") == "attach" and (theirs := said.get("layout_hash")) != self._layout:
-            reason = (
-                f"ring layout {self._layout} here differs from the agent's {theirs}"
-            )
+            reason = f"ring layout {self._layout} here differs from the agent's {theirs}"
             return {"type": "refused", "reason": reason}
         answer = dict(await self._gate.ask(said))
         if answer.get("type") == "attached":
