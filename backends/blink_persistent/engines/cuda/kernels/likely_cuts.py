@@ -29,6 +29,7 @@ CLOCK = 1.755e9  # cycles a second
 STEP_CYCLES = 250  # of a warp's step, beside its windows: barrier, addresses, copies; a guess
 WINDOW_CYCLES = 110  # at least: two multiplications in a row and what they read; a guess
 MULTIPLICATION_CYCLES = 6.5  # where many are under way; a guess
+LATE_US = 2.0  # of a product that cannot begin to load beside the norm before it; a guess
 MOST_WARPS = 16  # of a block, with 128 registers a thread
 SPLITS = (1, 2, 3, 4, 5, 7, 8, 16)
 
@@ -75,7 +76,13 @@ def estimated_us(cut: PrimedCut, shape: Shape, row_tile: int) -> float:
     multiplications = 2 * cut.tiles * row_tile // 8
     window = max(WINDOW_CYCLES, MULTIPLICATION_CYCLES * multiplications)
     warp = steps * (STEP_CYCLES + cut.windows * window) / CLOCK
-    return 1e6 * (max(memory, cache, warp) + parts / CACHE_BANDWIDTH)
+    late = 0.0 if leaves_registers(cut) else LATE_US
+    return 1e6 * (max(memory, cache, warp) + parts / CACHE_BANDWIDTH) + late
+
+
+def leaves_registers(cut: PrimedCut) -> bool:
+    """Can a block of the primed norm be beside one of the product's?"""
+    return cut.warps * cut.tiles <= 20  # 128 registers a thread with two tiles, 80 with one
 
 
 def likely_cut(
