@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -68,7 +70,11 @@ def _model_directories(repository: Path) -> list[Path]:
         entries = sorted(repository.iterdir())
     except OSError as error:
         raise BlinkError(f"model repository {repository}: {error.strerror}") from None
-    return [entry for entry in entries if not is_ignored(entry.name) and _may_be_directory(entry)]
+    return [
+        entry
+        for entry in entries
+        if not is_ignored(entry.name) and (_may_be_directory(entry) or _missing_target(entry))
+    ]
 
 
 def _may_be_directory(entry: Path) -> bool:
@@ -78,19 +84,38 @@ def _may_be_directory(entry: Path) -> bool:
         return True
 
 
+def _missing_target(entry: Path) -> str | None:
+    """Where a link leads, if nothing is there; None for any other link and for what is none."""
+    try:
+        entry.stat()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            with contextlib.suppress(OSError):  # it is gone by now
+                return str(entry.readlink())
+    return None
+
+
+def _leads_nowhere(directory: Path, version: str, target: str) -> Problem:
+    return Problem(directory, version, None, f"is a link to {target!r}, where nothing is")
+
+
 def _read_model(directory: Path, visible: Callable[[Path], bool]) -> SourceModel:
     model = SourceModel(directory.name, directory)
+    if (target := _missing_target(directory)) is not None:
+        return replace(model, problems=(_leads_nowhere(directory, "", target),))
     if not is_model_name(directory.name):
         expected = f"is no name for a model; a name has {MODEL_NAME_RULE}"
         return replace(model, problems=(Problem(directory, "", None, expected),))
     try:
-        entries = _directories(directory)
+        entries, broken = _entries(directory)
         settings = load_model_settings(directory)
     except InvalidModel as error:
         return replace(model, problems=tuple(error.problems), readable=False)
     versions = _versions(entries)
+    problems = [_leads_nowhere(directory, link, target) for link, target in broken.items()]
     if not versions:
-        return replace(model, settings=settings, problems=(_no_version(directory, entries),))
+        problems = problems or [_no_version(directory, entries)]
+        return replace(model, settings=settings, problems=tuple(problems))
     versions = {number: path for number, path in versions.items() if visible(path)}
     return replace(
         model,
@@ -98,13 +123,17 @@ def _read_model(directory: Path, visible: Callable[[Path], bool]) -> SourceModel
         settings=settings,
         wanted=select_versions(settings.version_policy, versions),
         aliases=settings.aliases,
-        problems=tuple(_policy_problems(directory, settings, versions)),
+        problems=(*problems, *_policy_problems(directory, settings, versions)),
     )
 
 
-def _directories(directory: Path) -> list[Path]:
+def _entries(directory: Path) -> tuple[list[Path], Mapping[str, str]]:
+    """The directories in a model's; and the links to nothing that would be versions, to where."""
     try:
-        return [entry for entry in directory.iterdir() if entry.is_dir()]
+        entries = sorted(directory.iterdir())
+        links = {e.name: _missing_target(e) for e in entries if parse_version(e.name) is not None}
+        broken = {name: target for name, target in links.items() if target is not None}
+        return [entry for entry in entries if entry.is_dir()], broken
     except OSError as error:
         problem = Problem(directory, "", None, f"cannot be read: {error.strerror}")
         raise InvalidModel([problem]) from None

@@ -82,6 +82,21 @@ def test_a_model_without_versions_says_what_it_has_instead(tmp_path: Path) -> No
     assert "has no version" in only_problem(models["b"])[2]
 
 
+def test_versions_and_models_that_are_links_to_nothing_are_named(tmp_path: Path) -> None:
+    make(tmp_path, "a/1", "b")
+    (tmp_path / "a" / "2").symlink_to("../store/2")
+    (tmp_path / "a" / "latest").symlink_to("gone")  # no version by its name
+    (tmp_path / "b" / "3").symlink_to("3")
+    (tmp_path / "c").symlink_to("store/c")
+    models = read_repositories([tmp_path])
+    assert {name: only_problem(model) for name, model in models.items()} == {
+        "a": (tmp_path / "a", "2", "is a link to '../store/2', where nothing is"),
+        "b": (tmp_path / "b", "3", "is a link to '3', where nothing is"),
+        "c": (tmp_path / "c", "", "is a link to 'store/c', where nothing is"),
+    }
+    assert wanted_versions(models) == [VersionKey("a", 1)]
+
+
 def test_a_broken_model_json_stops_that_model_alone(tmp_path: Path) -> None:
     make(tmp_path, "a/1", "b/1")
     (tmp_path / "a" / "model.json").write_text('{"version_policy": }')
