@@ -70,10 +70,11 @@ class GenerateRequest:
 
     `prompt_ids` is not empty and, with one generated token, fits the context. `stop_token_ids`
     end the request like an end-of-sequence id does; `ignore_eos` turns only the model's own
-    end-of-sequence ids off. `priority` 0 is served first; larger numbers later. With a `grammar`
-    the answer is the beginning of one of its texts, and a whole one where it ends with an
-    end-of-sequence id; that is held inside the step, and `min_tokens` and `ignore_eos` give way. A
-    backend that cannot hold it refuses the request.
+    end-of-sequence ids off. `priority`: any whole number, smaller ones are served first; a backend
+    with fewer levels takes the nearest, and counts them from 0. With a `grammar` the answer is the
+    beginning of one of its texts, and a whole one where it ends with an end-of-sequence id; that is
+    held inside the step, and `min_tokens` and `ignore_eos` give way. A backend that cannot hold it
+    refuses the request.
     """
 
     prompt_ids: Sequence[int]

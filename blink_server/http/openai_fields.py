@@ -182,7 +182,7 @@ _COMMON: dict[str, Check] = {
     "skip_special_tokens": boolean,
     "include_stop_str_in_output": boolean,
     "add_special_tokens": boolean,
-    "priority": integer(0, 2**31 - 1),
+    "priority": integer(-(2**63), 2**63 - 1),
     "user": string,
     **CONSTRAINTS,
     # Known fields that would change the answer: served at their neutral value only.

@@ -98,6 +98,13 @@ async def test_every_sampling_field_reaches_the_session(worker: Any) -> None:
     assert (request.stop_token_ids, request.ignore_eos, request.priority) == ((11,), True, 4)
 
 
+@pytest.mark.parametrize("priority", [-(2**63), -1, 0, 4, 2**63 - 1])
+async def test_every_whole_number_is_a_priority(worker: Any, priority: int) -> None:
+    session = worker.serve("ok")
+    assert (await worker.complete(priority=priority)).status_code == 200
+    assert session.requests[0].priority == priority
+
+
 async def test_the_models_defaults_apply_where_the_request_is_silent(worker: Any) -> None:
     session = worker.serve("ok", default_sampling={"temperature": 0.2, "top_p": 0.9, "top_k": 40})
     await worker.complete("Hello", top_p=0.5, top_k=-1, min_p=1)

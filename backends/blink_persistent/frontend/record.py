@@ -71,8 +71,8 @@ class PreparedRequest:
 def prepare(request: GenerateRequest, limits: SessionLimits) -> PreparedRequest:
     """Check a request and lay its data out.
 
-    `max_tokens` is cut to what the context leaves, `min_tokens` to that; priorities beyond the
-    last are the last. Raises `InvalidRequest` naming the parameter.
+    `max_tokens` is cut to what the context leaves, `min_tokens` to that; of the ring's priorities a
+    request has the nearest to its own. Raises `InvalidRequest` naming the parameter.
     """
     prompt = _token_ids(request.prompt_ids, limits, "prompt")
     if len(prompt) == 0:
@@ -87,7 +87,6 @@ def prepare(request: GenerateRequest, limits: SessionLimits) -> PreparedRequest:
         )
     _at_least("max_tokens", request.max_tokens, 1)
     _at_least("min_tokens", request.min_tokens, 0)
-    _at_least("priority", request.priority, 0)
     max_tokens = min(request.max_tokens, room)
     sampling = request.sampling
     _check_sampling(sampling, limits)
@@ -107,7 +106,7 @@ def prepare(request: GenerateRequest, limits: SessionLimits) -> PreparedRequest:
             "logprobs": logprobs,
             "stop_count": len(stop),
             "bias_count": len(sampling.logit_bias),
-            "priority": min(request.priority, _native.PRIORITIES - 1),
+            "priority": min(max(request.priority, 0), _native.PRIORITIES - 1),
             "flags": _native.IGNORE_EOS if request.ignore_eos and request.grammar is None else 0,
             "top_k": min(sampling.top_k, limits.vocabulary_size),
             "temperature": sampling.temperature,

@@ -85,10 +85,16 @@ def test_max_tokens_is_cut_to_what_the_context_leaves(asked: int, granted: int) 
 
 
 def test_values_that_the_ring_cannot_tell_apart_are_cut() -> None:
-    prepared = prepare(request(priority=99, sampling={"top_k": 10**12, "top_p": 1e-300}), LIMITS)
-    assert prepared.fields["priority"] == _native.PRIORITIES - 1
+    prepared = prepare(request(sampling={"top_k": 10**12, "top_p": 1e-300}), LIMITS)
     assert prepared.fields["top_k"] == LIMITS.vocabulary_size
     assert np.float32(prepared.fields["top_p"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "level"), [(-(2**63), 0), (-1, 0), (0, 0), (3, 3), (4, 3), (2**63 - 1, 3)]
+)
+def test_a_priority_is_the_nearest_of_four_levels(asked: int, level: int) -> None:
+    assert prepare(request(priority=asked), LIMITS).fields["priority"] == level
 
 
 @pytest.mark.parametrize(
@@ -101,7 +107,6 @@ def test_values_that_the_ring_cannot_tell_apart_are_cut() -> None:
         ("prompt", {"prompt_ids": [2**70]}),
         ("max_tokens", {"max_tokens": 0}),
         ("min_tokens", {"min_tokens": -1}),
-        ("priority", {"priority": -1}),
         ("stop_token_ids", {"stop_token_ids": [100]}),
         ("logit_bias", {"sampling": {"logit_bias": {100: 1.0}}}),
         ("logit_bias", {"sampling": {"logit_bias": {1: math.nan}}}),
