@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from blink_server.backoff import Backoff
 from blink_server.errors import BlinkError
 from blink_server.message_codec import MAX_LINE, decode, encode
 from blink_server.messages import TO_WORKER, Message, RegisterWorker
@@ -34,7 +35,7 @@ class CatalogLink:
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        retry = _FIRST_RETRY
+        backoff = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
         while True:
             try:
                 reader, self._writer = await asyncio.open_unix_connection(
@@ -43,7 +44,7 @@ class CatalogLink:
                 self.send(self._register())
                 while line := await reader.readline():
                     message = decode(line, TO_WORKER)
-                    retry = _FIRST_RETRY
+                    backoff.reset()
                     await self._hear(message)
             except (OSError, ValueError, BlinkError) as error:
                 log.debug("catalog: %s", error)
@@ -51,8 +52,7 @@ class CatalogLink:
                 if self._writer is not None:
                     self._writer.close()
                     self._writer = None
-            await asyncio.sleep(retry)
-            retry = min(2 * retry, _LONGEST_RETRY)
+            await asyncio.sleep(backoff.next())
 
     def send(self, message: Message) -> None:
         """Tell the provisioner, if there is one."""

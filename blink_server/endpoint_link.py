@@ -10,6 +10,7 @@ from pathlib import Path
 
 from blink_server.aside import aside
 from blink_server.backend import Backend, ModelVersion, Session
+from blink_server.backoff import Backoff
 from blink_server.errors import BlinkError, Unavailable
 from blink_server.hookspecs import TokenizerLoader, ToolFormatFactory
 from blink_server.http.text_parts import TextParts, load_text_parts
@@ -70,13 +71,13 @@ class EndpointLink:
 
     async def run(self) -> None:
         """Hold a session to the endpoint until cancelled; `close` then ends it."""
-        retry = _FIRST_RETRY
+        backoff = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
         while True:
             await self._connect()
             self._changed(self)
             self.tried.set()
             if self._session is not None:
-                retry = _FIRST_RETRY
+                backoff.reset()
                 await self._lost.wait()
                 if self._in_use():
                     await self.unused.wait()
@@ -84,8 +85,7 @@ class EndpointLink:
             if self.failure != self._told:
                 log.warning("%s: %s", self.key, self.failure)
             self._told = self.failure
-            await asyncio.sleep(retry)
-            retry = min(2 * retry, _LONGEST_RETRY)
+            await asyncio.sleep(backoff.next())
 
     def update(self, entry: CatalogEntry) -> None:
         """The version's settings may have changed; with another endpoint it is loaded anew."""

@@ -10,6 +10,7 @@ import socket
 import sys
 from dataclasses import asdict, dataclass, field
 
+from blink_server.backoff import Backoff
 from blink_server.errors import BlinkError
 from blink_server.gunicorn_settings import (
     API_KEY_FILE_VARIABLE,
@@ -26,7 +27,6 @@ log = logging.getLogger(__name__)
 
 _FIRST_RETRY = 1.0  # seconds
 _LONGEST_RETRY = 60.0
-_HEALTHY = 60.0
 _ORPHAN_GRACE = 5.0
 _ARBITER_GRACE = 10.0  # beyond the exit timeout: its own 5 s and the workers' last second
 
@@ -88,10 +88,10 @@ class Front:
 
     async def run(self) -> None:
         """Keep gunicorn running until `stop` or `kill`. Raises BlinkError when it cannot run."""
-        loop = asyncio.get_running_loop()
-        retry = _FIRST_RETRY
+        backoff = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
+        clock = asyncio.get_running_loop().time
         while not self._closing:
-            started = loop.time()
+            started = clock()
             if self._process is None:
                 self._process = await self._start()
             process, ended = self._process, await self._process.wait()
@@ -103,10 +103,7 @@ class Front:
             if ended.code is not None and ended.code > 0:
                 raise BlinkError(f"the HTTP workers cannot run: gunicorn ended: {ended}")
             log.error("gunicorn ended: %s; starting it again", ended)
-            if loop.time() - started >= _HEALTHY:
-                retry = _FIRST_RETRY
-            await asyncio.sleep(retry)
-            retry = min(2 * retry, _LONGEST_RETRY)
+            await asyncio.sleep(backoff.next(clock() - started))
 
     async def _start(self) -> Process:
         if self._listener is None:  # the one taken over held the socket, and is gone

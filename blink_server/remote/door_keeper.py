@@ -9,6 +9,7 @@ import socket
 import sys
 from dataclasses import asdict, dataclass
 
+from blink_server.backoff import Backoff
 from blink_server.errors import BlinkError
 from blink_server.listener import bind_listener
 from blink_server.process import Process
@@ -75,8 +76,10 @@ class DoorKeeper:
 
     async def run(self) -> None:
         """Keep the door running until `stop` or `kill`."""
-        retry = _FIRST_RETRY
+        backoff = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
+        clock = asyncio.get_running_loop().time
         while not self._closing:
+            started = clock()
             if self._process is None:
                 self._process = await self._start()
             ended = await self._process.wait()
@@ -84,8 +87,7 @@ class DoorKeeper:
             if self._closing:
                 return
             log.error("the door for frontends ended: %s; starting it again", ended)
-            await asyncio.sleep(retry)
-            retry = min(2 * retry, _LONGEST_RETRY)
+            await asyncio.sleep(backoff.next(clock() - started))
 
     async def stop(self) -> None:
         """Let nobody in any more, and end what frontends have in flight."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from blink_server.backoff import Backoff
 from blink_server.errors import BlinkError, Unavailable
 from blink_server.remote.door import Lines
 from blink_server.remote.host_link import DoorRefusedError, HostLink, expect, send
@@ -47,10 +48,10 @@ class GateLink:
 
     async def keep(self) -> None:
         """Stay connected until cancelled. Raises `DoorRefusedError` once the ranges are lost."""
-        retry = _FIRST_RETRY
+        backoff = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
         while True:
             if self._lines is not None:
-                retry = _FIRST_RETRY
+                backoff.reset()
                 await self._listen(self._lines)
                 self._lines.writer.close()
                 self._lines = None
@@ -61,8 +62,7 @@ class GateLink:
                 raise
             except Unavailable as error:
                 log.warning("%s; trying again", error)
-                await asyncio.sleep(retry)
-                retry = min(2 * retry, _LONGEST_RETRY)
+                await asyncio.sleep(backoff.next())
 
     async def ask(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The gate's answer; of type "unreachable" where there is none."""

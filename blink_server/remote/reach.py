@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blink_server.backend import Endpoint
+from blink_server.backoff import Backoff
 from blink_server.control_server import first_done
 from blink_server.errors import BlinkError, EngineFailure, Unavailable
 from blink_server.hookspecs import TokenizerLoader
@@ -66,7 +67,8 @@ class Reach:
 
     async def run(self) -> None:
         """Keep an agent at the endpoint until cancelled."""
-        retry, told, clock = _FIRST_RETRY, "", asyncio.get_running_loop().time
+        backoff = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
+        told, clock = "", asyncio.get_running_loop().time
         while True:
             begun = clock()
             try:
@@ -79,10 +81,7 @@ class Reach:
             if reason != told:
                 log.warning("%s: %s; trying again", self.entry.key, reason)
             told = reason
-            if clock() - begun > _LONGEST_RETRY:
-                retry = _FIRST_RETRY
-            await asyncio.sleep(retry)
-            retry = min(2 * retry, _LONGEST_RETRY)
+            await asyncio.sleep(backoff.next(clock() - begun))
 
     async def _serve(self) -> None:
         """Serve by one agent, to its end. Raises BlinkError, OSError.

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from blink_server.backoff import Backoff
 from blink_server.catalog import Catalog, ServerState
 from blink_server.errors import BlinkError
 from blink_server.message_codec import Message, decode
@@ -68,11 +69,11 @@ class RemoteCatalog:
 
     async def run(self) -> None:
         """Follow until cancelled; connect again whenever the door has gone."""
-        retry = _FIRST_RETRY
+        backoff = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
         while True:
             try:
                 self._lines = await self._host.open("follow")
-                retry = _FIRST_RETRY
+                backoff.reset()
                 await self._follow(self._lines)
             except (BlinkError, OSError) as error:
                 log.warning("%s; trying again", error)
@@ -80,8 +81,7 @@ class RemoteCatalog:
                 if self._lines is not None:
                     self._lines.writer.close()
                     self._lines = None
-            await asyncio.sleep(retry)
-            retry = min(2 * retry, _LONGEST_RETRY)
+            await asyncio.sleep(backoff.next())
 
     async def caught_up(self) -> None:
         """Wait for the first catalog, and for one attempt to reach each endpoint in it."""

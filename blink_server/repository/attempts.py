@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from blink_server.backoff import Backoff
 from blink_server.repository.runner_process import MemoryRefusedError
 from blink_server.repository.surroundings import Limits
 
@@ -18,7 +19,7 @@ class Attempts:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._seconds = limits.first_retry
+        self._backoff = Backoff(limits.first_retry, limits.longest_retry)
         self._had_memory = False  # a load has failed although there was memory for it
         self.failure = ""
         self.starved = False
@@ -50,8 +51,7 @@ class Attempts:
     def wait(self, served: float) -> float:
         """Seconds to wait until the next load, after one that was READY for `served` seconds."""
         if served >= self._limits.healthy:
-            self._seconds = self._limits.first_retry
-        seconds = self._seconds
-        self._seconds = min(2 * seconds, self._limits.longest_retry)
+            self._backoff.reset()
+        seconds = self._backoff.next()
         self.retry_at = time.time() + seconds
         return seconds

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from blink_server.backoff import Backoff
 from blink_server.top.feed import Lost, Refused, State, events, merge
 
 _WINDOW_SECONDS = 3.0
@@ -88,20 +89,19 @@ class Watch:
 
     def follow(self, key: str | None, ended: threading.Event) -> None:
         """Follow the feed, over new connections where one is lost, until `ended` or refused."""
-        wait = _FIRST_WAIT
+        backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT)
         while not ended.is_set():
             try:
                 for name, payload in events(self.url, key):
                     self.apply(name, payload)
-                    wait = _FIRST_WAIT
+                    backoff.reset()
                 self._lose("the server has closed the connection")
             except Lost as error:
                 self._lose(str(error))
             except Refused as error:
                 self._lose(str(error))
                 return
-            ended.wait(wait)
-            wait = min(2 * wait, _LONGEST_WAIT)
+            ended.wait(backoff.next())
 
     def _lose(self, trouble: str) -> None:
         with self.lock:
