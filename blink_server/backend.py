@@ -188,7 +188,8 @@ class Backend(Protocol):
     def runner_command(self, version: ModelVersion, *, threads: int) -> Sequence[str]:
         """The argv of the process that will hold the loaded version.
 
-        The provisioner starts it with the environment of `blink_server.control` and watches it.
+        The provisioner starts it with the environment of `blink_server.control` and watches it;
+        what every such process does is `blink_server.runner_main.run_runner`.
         `threads` is its share of the machine's CPU threads. An empty one says that the workers
         serve the version themselves, each from its `connect` on: see `blink_server.worker_backend`.
         """

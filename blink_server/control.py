@@ -1,10 +1,8 @@
 """The runner's side of the control channel: what a backend's runner process must speak.
 
 The provisioner starts a runner with the environment below, and the runner connects to
-BLINK_CONTROL_SOCKET with a `RunnerChannel`:
+BLINK_CONTROL_SOCKET with a `RunnerChannel`, which `blink_server.runner_main.run_runner` gives it:
 
-    channel = RunnerChannel.from_environment()
-    channel.start()
     channel.progress("weights", 0.4)
     channel.ready(Endpoint("shm", {"socket": path}), memory_bytes)   # or channel.failed(reason)
     for command in channel.commands():                               # Drain or Stop

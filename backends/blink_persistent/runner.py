@@ -13,13 +13,10 @@ import argparse
 import faulthandler
 import logging
 import os
-import signal
 import sys
 import threading
 import time
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from blink_persistent import _native
 from blink_persistent.engines import Launch, Provisioned
@@ -36,9 +33,9 @@ from blink_persistent.serving import (
 from blink_persistent.stall import StallWatch, StepLimits
 from blink_server.backend import Endpoint, ModelVersion
 from blink_server.control import RunnerChannel
-from blink_server.errors import BlinkError, EngineFailure
-from blink_server.logs import RUNNER_FORMAT
+from blink_server.errors import EngineFailure
 from blink_server.messages import Drain
+from blink_server.runner_main import run_runner
 
 log = logging.getLogger(__name__)
 
@@ -163,23 +160,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="blink_persistent.runner")
     parser.add_argument("--threads", type=int, required=True, help="CPU threads of the engine")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format=RUNNER_FORMAT)
-    channel = RunnerChannel.from_environment()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the provisioner's to handle
-
-    def leave(_number: int, _frame: FrameType | None) -> Any:
-        channel.close()  # ends the wait for commands
-
-    signal.signal(signal.SIGTERM, leave)
-    channel.start()
-    try:
-        return run(channel, options.threads)
-    except BlinkError as error:
-        log.error("cannot serve: %s", error)
-        channel.failed(str(error))
-        return 1
-    finally:
-        channel.close()
+    return run_runner(lambda channel: run(channel, options.threads))
 
 
 if __name__ == "__main__":

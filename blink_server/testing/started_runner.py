@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from blink_server.backend import Backend, Endpoint, ModelVersion
@@ -25,11 +25,17 @@ async def started_runner(backend: Backend, version: ModelVersion) -> AsyncIterat
 
     Raises LoadError where it does not come into service.
     """
-    wanted = WantedVersion(version)
     argv = backend.runner_command(version, threads=1)
-    if not argv:
-        yield (await InWorkers(wanted, 1).loaded(_SECONDS)).endpoint
-        return
+    if argv:
+        async with running(argv, version) as runner:
+            yield (await runner.loaded(_SECONDS)).endpoint
+    else:
+        yield (await InWorkers(WantedVersion(version), 1).loaded(_SECONDS)).endpoint
+
+
+@contextlib.asynccontextmanager
+async def running(argv: Sequence[str], version: ModelVersion) -> AsyncIterator[RunnerProcess]:
+    """A version's runner, which has not said anything yet and ends with the context."""
     # A short path: it must leave room for the names of sockets.
     path = Path(tempfile.mkdtemp(prefix="blink-"))
     runtime = open_runtime_directory(path)
@@ -44,8 +50,8 @@ async def started_runner(backend: Backend, version: ModelVersion) -> AsyncIterat
     control = ControlServer(runtime.control_socket, on_runner=serve, on_worker=refuse)
     try:
         await control.start()
-        started.append(await RunnerProcess.start(wanted, 1, argv, runtime))
-        yield (await started[0].loaded(_SECONDS)).endpoint
+        started.append(await RunnerProcess.start(WantedVersion(version), 1, argv, runtime))
+        yield started[0]
     finally:
         for runner in started:
             await runner.stop(5.0)

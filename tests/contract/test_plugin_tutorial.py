@@ -1,7 +1,9 @@
-"""docs/plugins.md: the tutorial does what it says, block by block, in an empty folder."""
+"""docs/plugins.md: the tutorial does what it says, block by block, in an empty folder; so does the
+runner of a backend with a process of its own."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -13,7 +15,10 @@ from typing import NamedTuple
 
 import pytest
 
+from blink_server.backend import ModelVersion
+from blink_server.repository.runner_process import LoadError
 from blink_server.testing.reserved_port import reserve_port
+from blink_server.testing.started_runner import running
 
 PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
 BLOCK = re.compile(
@@ -27,10 +32,14 @@ class Block(NamedTuple):
     text: str
 
 
+def blocks_of(section: str) -> list[Block]:
+    _, _, rest = PAGE.read_text(encoding="utf-8").partition(f"\n## {section}\n")
+    text = rest.partition("\n## ")[0]
+    return [Block(m["path"] or "", m["kind"], m["text"]) for m in BLOCK.finditer(text)]
+
+
 def tutorial() -> list[Block]:
-    _, _, rest = PAGE.read_text(encoding="utf-8").partition("\n## A plugin in an hour\n")
-    section = rest.partition("\n## ")[0]
-    return [Block(m["path"] or "", m["kind"], m["text"]) for m in BLOCK.finditer(section)]
+    return blocks_of("A plugin in an hour")
 
 
 class Follower:
@@ -117,3 +126,23 @@ def test_the_problem_that_it_quotes_is_what_check_says(follower: Follower) -> No
             follower.follow(block._replace(text=block.text.replace('"marks": 3', '"marks": -1')))
     with pytest.raises(AssertionError, match=r"backend_options\.marks: is -1; must be at least 0"):
         follower.run("blink-server check model_repository")
+
+
+async def test_the_runner_serves_and_tells_why_it_cannot(short_path: Path) -> None:
+    [runner_file] = blocks_of("The parts of a plugin")
+    path = short_path / runner_file.path
+    path.write_text(runner_file.text, encoding="utf-8")
+    version = ModelVersion("shouter", 1, short_path, {})
+    async with running([sys.executable, str(path)], version) as runner:
+        with pytest.raises(LoadError, match=r"^cannot load: .*marks\.bin"):
+            await runner.loaded(60.0)
+    (short_path / "marks.bin").write_bytes(b"!!!")
+    async with running([sys.executable, str(path)], version) as runner:
+        ready = await runner.loaded(60.0)
+        reader, writer = await asyncio.open_unix_connection(ready.endpoint.address["socket"])
+        writer.write(b"hello\n")
+        assert await asyncio.wait_for(reader.read(), 60.0) == b"HELLO\n!!!"
+        writer.close()
+        await runner.drain(1.0, 60.0)
+        ended = await asyncio.wait_for(runner.process.wait(), 60.0)
+    assert ended.code == 0

@@ -12,10 +12,8 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 from blink_persistent.agent.agent import Agent
 from blink_persistent.agent.attach import attach, open_port
@@ -23,7 +21,7 @@ from blink_persistent.agent.port import PortLost
 from blink_persistent.agent.reconnection import reconnect
 from blink_persistent.lines import LineSocket
 from blink_server.errors import BlinkError
-from blink_server.logs import RUNNER_FORMAT
+from blink_server.runner_main import begin_process
 
 log = logging.getLogger(__name__)
 
@@ -75,14 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runner", required=True, help="socket of the runner's offer")
     parser.add_argument("--serve", type=Path, required=True, help="socket for the workers")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format=RUNNER_FORMAT)
     stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the provisioner's to handle
-
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        os.eventfd_write(stop, 1)
-
-    signal.signal(signal.SIGTERM, leave)
+    begin_process(lambda: os.eventfd_write(stop, 1))
     try:
         serve(options.runner, options.serve, stop)
     except BlinkError as error:

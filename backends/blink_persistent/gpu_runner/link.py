@@ -25,19 +25,16 @@ import contextlib
 import logging
 import os
 import select
-import signal
 import sys
 import threading
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any
 
 from blink_persistent.gpu_runner.reach import OWNER_MODULE, GpuFiles, last_words, reach
 from blink_server.backend import Endpoint
 from blink_server.control import HOST_RANGES_VARIABLE, SCHEDULER_VARIABLE, RunnerChannel
-from blink_server.errors import BlinkError
-from blink_server.logs import RUNNER_FORMAT
 from blink_server.messages import Drain
+from blink_server.runner_main import run_runner
 
 log = logging.getLogger(__name__)
 
@@ -129,25 +126,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, required=True, help="CPU threads of the engine")
     parser.add_argument("--owner", default=OWNER_MODULE, help="module that owns the GPU")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format=RUNNER_FORMAT)
-    channel = RunnerChannel.from_environment()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the provisioner's to handle
 
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        channel.close()  # ends the wait for commands
-
-    signal.signal(signal.SIGTERM, leave)
-    channel.start()
-    try:
+    def serve(channel: RunnerChannel) -> int:
         # The owner is shared by all versions of one server, whose folder holds the control socket.
         files = GpuFiles(channel.environment.control_socket.parent, options.device)
         return VersionLink(channel, files, owner_module=options.owner).run(options.threads)
-    except BlinkError as error:
-        log.error("cannot serve: %s", error)
-        channel.failed(str(error))
-        return 1
-    finally:
-        channel.close()
+
+    return run_runner(serve)
 
 
 if __name__ == "__main__":
