@@ -8,17 +8,17 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
 from blink_server.backoff import Backoff
 from blink_server.errors import BlinkError
+from blink_server.front_options import FrontOptions
 from blink_server.gunicorn_settings import (
     API_KEY_FILE_VARIABLE,
     CONTROL_SOCKET_VARIABLE,
     EXIT_TIMEOUT_VARIABLE,
     METRICS_VARIABLE,
 )
-from blink_server.http_options import HttpOptions
 from blink_server.listener import bind_listener
 from blink_server.process import Process
 from blink_server.runtime_dir import RuntimeDirectory, read_record, write_record
@@ -29,18 +29,6 @@ _FIRST_RETRY = 1.0  # seconds
 _LONGEST_RETRY = 60.0
 _ORPHAN_GRACE = 5.0
 _ARBITER_GRACE = 10.0  # beyond the exit timeout: its own 5 s and the workers' last second
-
-
-@dataclass(frozen=True, slots=True)
-class FrontOptions:
-    """What decides how HTTP is served; a successor takes a front over only if all is equal."""
-
-    host: str
-    port: int
-    workers: int
-    exit_timeout_seconds: int
-    api_key_file: str | None
-    http: HttpOptions = field(default_factory=HttpOptions)
 
 
 class Front:

@@ -3,47 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+from blink_server.access import check_access
+from blink_server.http_options import HttpOptions
+from blink_server.option_group import AbsolutePath, option, option_group
 
-_OPTIONS = [
-    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
-    click.option(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontOptions:
+    """What decides how HTTP is served; a successor takes a front over only if all is equal."""
+
+    host: str = option("--host", default="127.0.0.1", help="Address to listen on.")
+    port: int = option(
         "--port",
         type=click.IntRange(0, 65535),
         default=8000,
-        show_default=True,
         help="Port to listen on; 0 picks a free one.",
-    ),
-    click.option(
+    )
+    workers: int = option(
         "--workers",
         type=click.IntRange(1, 256),
         default=1,
-        show_default=True,
         help="Number of HTTP worker processes.",
-    ),
-    click.option(
-        "--api-key-file",
-        type=click.Path(path_type=Path),
-        help="File of accepted API keys, one per line.",
-    ),
-    click.option("--insecure", is_flag=True, help="Allow other machines in without an API key."),
-    click.option(
+    )
+    api_key_file: str | None = option(
+        "--api-key-file", type=AbsolutePath(), help="File of accepted API keys, one per line."
+    )
+    insecure: bool = option(
+        "--insecure",
+        is_flag=True,
+        default=False,
+        help="Allow other machines in without an API key.",
+    )
+    exit_timeout_seconds: int = option(
         "--exit-timeout-secs",
         type=click.IntRange(0, 86400),
         default=30,
-        show_default=True,
         help="How long open requests may continue after SIGTERM.",
-    ),
-]
+    )
+    http: HttpOptions = field(default_factory=HttpOptions)  # from options of their own
+
+    def checked(self) -> FrontOptions:
+        """These. Raises BlinkError: see `check_access`."""
+        key_file = None if self.api_key_file is None else Path(self.api_key_file)
+        check_access(self.host, key_file, insecure=self.insecure)
+        return self
 
 
-def front_options(command: Command) -> Command:
-    """Give a command these options, an argument each."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+front_options: Callable[[Callable[..., Any]], Callable[..., Any]] = option_group(
+    FrontOptions, "front", FrontOptions.checked
+)
+"""Gives a command these options, as one argument `front`."""

@@ -14,9 +14,11 @@ from pathlib import Path
 
 from blink_server.catalog import Catalog
 from blink_server.control_server import ControlServer, first_done
-from blink_server.front import Front, FrontOptions
+from blink_server.front import Front
+from blink_server.front_options import FrontOptions
 from blink_server.plugins import Plugins
-from blink_server.remote.door_keeper import DoorKeeper, DoorOptions
+from blink_server.remote.door_keeper import DoorKeeper
+from blink_server.remote.door_options import DoorOptions
 from blink_server.repository.admin import Admin, ControlMode
 from blink_server.repository.follower import RepositoryFollower
 from blink_server.repository.manager import Manager

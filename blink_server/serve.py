@@ -10,11 +10,9 @@ from pathlib import Path
 
 import click
 
-from blink_server.access import check_access
 from blink_server.control import HOST_RANGES_VARIABLE, SCHEDULER_VARIABLE
 from blink_server.errors import BlinkError
-from blink_server.front import FrontOptions
-from blink_server.front_options import front_options
+from blink_server.front_options import FrontOptions, front_options
 from blink_server.gunicorn_settings import LOAD_TIMEOUT_VARIABLE
 from blink_server.http_options import HttpOptions, http_options
 from blink_server.listener import url_of
@@ -22,8 +20,7 @@ from blink_server.log_options import log_options
 from blink_server.plugin_choice import PluginChoice, plugin_options
 from blink_server.plugins import load_plugins
 from blink_server.provisioner import Provisioner, ServeOptions
-from blink_server.remote.door_keeper import DoorOptions
-from blink_server.remote.door_options import door_options
+from blink_server.remote.door_options import DoorOptions, door_options
 from blink_server.repository.admin import ControlMode
 from blink_server.repository.harness import State
 from blink_server.repository.supervisor import Supervisor
@@ -110,12 +107,7 @@ from blink_server.repository.surroundings import Limits
 @http_options
 def serve_command(
     repositories: tuple[Path, ...],
-    host: str,
-    port: int,
-    workers: int,
-    api_key_file: Path | None,
-    insecure: bool,
-    exit_timeout_secs: int,
+    front: FrontOptions,
     load_timeout_secs: float,
     drain_timeout_secs: float,
     load_parallelism: int,
@@ -133,25 +125,17 @@ def serve_command(
     """Serve the models of a repository over HTTP."""
     if load_models and model_control != ControlMode.EXPLICIT:
         raise BlinkError("--load-model needs --model-control explicit: else all models are loaded")
-    check_access(host, api_key_file, insecure=insecure)
     os.environ[LOAD_TIMEOUT_VARIABLE] = str(load_timeout_secs)
     if scheduler is not None:
         os.environ[SCHEDULER_VARIABLE] = scheduler
     if door is not None and door.gpudirect:
         # One more, for the successor of a worker whose range is being taken back.
-        os.environ[HOST_RANGES_VARIABLE] = str(workers + 1)
+        os.environ[HOST_RANGES_VARIABLE] = str(front.workers + 1)
     plugin_choice = replace(plugin_choice, reload=reload_plugins)
     os.environ.update(plugin_choice.variables())  # for workers and runners
     options = ServeOptions(
         repositories=repositories,
-        front=FrontOptions(
-            host=host,
-            port=port,
-            workers=workers,
-            exit_timeout_seconds=exit_timeout_secs,
-            api_key_file=str(api_key_file.absolute()) if api_key_file is not None else None,
-            http=http,
-        ),
+        front=replace(front, http=http),
         runtime_directory=runtime_dir,
         limits=Limits(
             load=load_timeout_secs, drain=drain_timeout_secs, parallel_loads=load_parallelism

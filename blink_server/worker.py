@@ -21,7 +21,7 @@ from blink_server.http.metrics import Metrics
 from blink_server.http.models import ModelDirectory
 from blink_server.http.plugin_routes import add_plugin_routes
 from blink_server.http.server_routes import server_version
-from blink_server.http_options import settings_from
+from blink_server.http.settings import ServerSettings
 from blink_server.logs import configure_logging
 from blink_server.plugins import load_plugins
 from blink_server.text.grammar.compiler import GrammarCompiler
@@ -83,13 +83,13 @@ def application() -> App:
     """The application of this worker, configured by the environment that `serve` has set."""
     configure_logging()
     plugins = load_plugins()
-    settings = settings_from(os.environ)
-    directory = ModelDirectory(GrammarCompiler(seconds=settings.grammar_seconds))
+    settings = ServerSettings.of_environment(os.environ)
+    directory = ModelDirectory(GrammarCompiler(seconds=settings.http.grammar_timeout_ms / 1000))
     metrics = Metrics(Path(os.environ[METRICS_VARIABLE]))
-    if settings.otlp_endpoint is not None:
+    if settings.http.otlp_endpoint is not None:
         from blink_server.http.tracing import otlp_tracer
 
-        metrics.tracer = otlp_tracer(settings.otlp_endpoint, server_version())
+        metrics.tracer = otlp_tracer(settings.http.otlp_endpoint, server_version())
     metrics.on_finished = lambda request: plugins.observers.request_finished(request)
     app = create_app(directory, settings, metrics=metrics)
     app.add_middleware([ShareMetrics(metrics), EndCompiler(directory.grammars)])

@@ -56,13 +56,12 @@ class _CountResponses:
 
 def _middleware(settings: ServerSettings, metrics: Metrics) -> list[Any]:
     chain: list[Any] = [RequestIds()]
-    if settings.access_log is not None:
-        chain.append(AccessLog(settings.access_log))
-    if settings.cors_origins:
-        everyone = "*" in settings.cors_origins
+    if settings.http.access_log is not None:
+        chain.append(AccessLog(settings.http.access_log))
+    if origins := settings.http.origins:
         chain.append(
             falcon.CORSMiddleware(
-                allow_origins="*" if everyone else settings.cors_origins,
+                allow_origins="*" if "*" in origins else origins,
                 expose_headers=["X-Request-Id", "Retry-After"],
             )
         )
@@ -86,7 +85,7 @@ def create_app(
     for kind in (Exception, falcon.HTTPError):
         app.add_error_handler(kind, error_handler(router))
     models = ModelsResource(directory)
-    health = HealthResource(directory, strict=settings.strict_readiness)
+    health = HealthResource(directory, strict=settings.http.strict_readiness)
     app.add_route("/v1/completions", CompletionsResource(directory, settings, metrics))
     app.add_route("/v1/chat/completions", ChatResource(directory, settings, metrics))
     app.add_route("/v1/responses", ResponsesResource(directory, settings, metrics))
@@ -101,7 +100,7 @@ def create_app(
     app.add_route("/version", VersionResource())
     app.add_route("/metrics", MetricsResource(metrics, directory))
     add_kserve_routes(app, directory, settings, metrics, health)
-    if settings.console:
+    if settings.http.console:
         _add_console(app, ConsoleFeed(directory, metrics))
     docs = OpenApiResource(settings)
     app.add_route("/openapi.json", docs)

@@ -69,8 +69,8 @@ class ApiKeys:
     def __init__(self, settings: ServerSettings) -> None:
         """Raises `BlinkError` where the key file cannot be used, OSError the keys' directory."""
         self._ring = KeyRing(settings.api_key_digests, settings.api_key_file)
-        most = settings.max_requests_per_key
-        self._open = ("/",) if settings.console else ()  # which leads to the console
+        most = settings.http.max_requests_per_key
+        self._open = ("/",) if settings.http.console else ()  # which leads to the console
         self._places = None if most is None else KeyPlaces(settings.keys_directory, most)
 
     async def process_request(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
@@ -120,7 +120,8 @@ class AdminKeys:
 
     def __init__(self, settings: ServerSettings) -> None:
         """Raises `BlinkError` where the key file cannot be used."""
-        self._ring = KeyRing(frozenset(), settings.admin_key_file)
+        file = settings.http.admin_key_file
+        self._ring = KeyRing(frozenset(), None if file is None else Path(file))
 
     def check(self, req: falcon.asgi.Request) -> None:
         """Raises `Forbidden` where there are no such keys, `Unauthorized` without one of them."""

@@ -46,7 +46,7 @@ async def read_bytes(request: falcon.asgi.Request, settings: ServerSettings) -> 
     """A body as it is. Raises `PayloadTooLarge` before reading on, `SlowBody`."""
     try:
         async with asyncio.timeout(settings.body_seconds):
-            return await _read_within(request, settings.max_body_bytes)
+            return await _read_within(request, settings.http.max_body_bytes)
     except TimeoutError:
         raise SlowBody(f"the body did not arrive in {settings.body_seconds:g} s") from None
 

@@ -21,7 +21,7 @@ def with_model(
     if body.get("model") is not None:
         return body
     models = directory.models
-    name = settings.default_model or (models[0] if len(models) == 1 else None)
+    name = settings.http.default_model or (models[0] if len(models) == 1 else None)
     if name is None:
         serving = enumeration(directory.serving, "serve")
         message = f"model is missing, and the server has no default; {serving}"

@@ -22,7 +22,7 @@ class OpenApiResource:
     """GET /openapi.json and /docs."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        described = document(settings.max_n, server_version(), console=settings.console)
+        described = document(settings.max_n, server_version(), console=settings.http.console)
         self._json = json.dumps(described).encode()
         self._page = page(described).encode()
 

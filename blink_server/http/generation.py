@@ -74,7 +74,7 @@ class Generation:
         Raises `UnknownModel`, `Unavailable`, `Overloaded`, `InvalidRequest`; what had been
         submitted by then is given back by `close`.
         """
-        request, seconds = self._request, self._settings.request_seconds
+        request, seconds = self._request, self._settings.http.request_timeout_secs
         if seconds is not None:
             self._deadline = asyncio.get_running_loop().call_later(seconds, self._expire)
         first = await self._directory.lease_awaited(
@@ -229,7 +229,7 @@ class Generation:
         except Exception:
             if self._expired:
                 choice.end("abort")
-                seconds = self._settings.request_seconds
+                seconds = self._settings.http.request_timeout_secs
                 raise TimeExceeded(f"the answer was not finished in {seconds:g} s") from None
             choice.end("error")
             raise

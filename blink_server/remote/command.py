@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from blink_server.access import check_access
-from blink_server.front import FrontOptions
-from blink_server.front_options import front_options
+from blink_server.front_options import FrontOptions, front_options
 from blink_server.gunicorn_settings import LOAD_TIMEOUT_VARIABLE
 from blink_server.http_options import HttpOptions, http_options
 from blink_server.listener import url_of
@@ -65,12 +64,7 @@ def frontend_command(
     token_file: Path,
     transport: str,
     device: str,
-    host: str,
-    port: int,
-    workers: int,
-    api_key_file: Path | None,
-    insecure: bool,
-    exit_timeout_secs: int,
+    front: FrontOptions,
     load_timeout_secs: float,
     cache_dir: Path,
     runtime_dir: Path | None,
@@ -78,7 +72,6 @@ def frontend_command(
     http: HttpOptions,
 ) -> None:
     """Serve another machine's models over HTTP, for example from a DPU."""
-    check_access(host, api_key_file, insecure=insecure)
     os.environ[LOAD_TIMEOUT_VARIABLE] = str(load_timeout_secs)
     os.environ.update(plugin_choice.variables())  # for workers
     door_host, door_port = split_address(connect, "--connect")
@@ -88,14 +81,7 @@ def frontend_command(
         credentials=read_token_file(token_file),
         transport=transport,
         device=device,
-        front=FrontOptions(
-            host=host,
-            port=port,
-            workers=workers,
-            exit_timeout_seconds=exit_timeout_secs,
-            api_key_file=str(api_key_file.absolute()) if api_key_file is not None else None,
-            http=http,
-        ),
+        front=replace(front, http=http),
         cache=cache_dir.expanduser().absolute(),
         runtime_directory=runtime_dir,
     )

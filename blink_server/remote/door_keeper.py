@@ -7,12 +7,13 @@ import logging
 import os
 import socket
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from blink_server.backoff import Backoff
 from blink_server.errors import BlinkError
 from blink_server.listener import bind_listener
 from blink_server.process import Process
+from blink_server.remote.door_options import DoorOptions
 from blink_server.runtime_dir import RuntimeDirectory, read_record, write_record
 
 log = logging.getLogger(__name__)
@@ -20,23 +21,6 @@ log = logging.getLogger(__name__)
 _FIRST_RETRY = 0.5  # seconds
 _LONGEST_RETRY = 30.0
 _GRACE_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class DoorOptions:
-    """What decides how frontends are let in; a successor takes a door over only if all is equal.
-
-    `keys` is the credentials' directory, absolute; `device` this host's for agents elsewhere. A
-    session whose connection was lost is kept for `keep_seconds`. `gpudirect`: agents elsewhere may
-    reach into a GPU's memory.
-    """
-
-    host: str
-    port: int
-    keys: str
-    device: str
-    keep_seconds: float = 30.0
-    gpudirect: bool = True
 
 
 class DoorKeeper:
@@ -48,12 +32,12 @@ class DoorKeeper:
         self._listener: socket.socket | None = None
         self._process: Process | None = None
         self._closing = False
-        self._port = options.port
+        self._host, self._port = options.address
 
     @property
     def address(self) -> tuple[str, int]:
         """Host as asked for, and the port that is listened on."""
-        return self._options.host, self._port
+        return self._host, self._port
 
     def claim(self) -> None:
         """Take over the door that a dead predecessor has left, or bind the listening socket.
@@ -109,7 +93,7 @@ class DoorKeeper:
             self._listener = None
 
     def _bind(self) -> None:
-        self._listener = bind_listener(self._options.host, self._port)
+        self._listener = bind_listener(self._host, self._port)
         self._port = int(self._listener.getsockname()[1])
 
     async def _start(self) -> Process:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from blink_server.catalog import Catalog
 from blink_server.control_server import ControlServer, Peer, first_done
-from blink_server.front import Front, FrontOptions
+from blink_server.front import Front
+from blink_server.front_options import FrontOptions
 from blink_server.messages import CatalogEntry, RegisterRunner
 from blink_server.plugins import Plugins
 from blink_server.remote.credentials import Credentials

@@ -19,9 +19,8 @@ from blink_server.errors import EngineFailure
 from blink_server.http.app import create_app
 from blink_server.http.model_entry import ModelEntry
 from blink_server.http.models import ModelDirectory
-from blink_server.http.settings import key_digest
+from blink_server.http.settings import ServerSettings, key_digest
 from blink_server.http.text_parts import TextParts
-from blink_server.http_options import settings_from
 from blink_server.repository.harness import State
 from blink_server.testing.fake_backend import FakeSession, Respond, answer
 from blink_server.testing.tiny_tokenizer import CHAT_TEMPLATE, IM_END, byte_level_tokenizer
@@ -77,6 +76,6 @@ def make_app() -> Any:
         )
         for name, session in sessions.items()
     )
-    settings = settings_from(os.environ)
+    settings = ServerSettings.of_environment(os.environ)
     keys = frozenset({key_digest("secret")})
     return create_app(directory, replace(settings, api_key_digests=keys))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from blink_server.http.settings import ServerSettings
+from blink_server.http_options import HttpOptions
 from blink_server.testing.fake_backend import events
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -48,9 +49,9 @@ async def test_a_wrong_content_type(worker: Any) -> None:
 
 
 async def test_a_body_over_the_limit(worker: Any) -> None:
-    worker.settings = ServerSettings(max_body_bytes=100)
+    worker.settings = ServerSettings(http=HttpOptions(max_body_mib=1))
     worker.serve("ok")
-    assert_error(await worker.complete("x" * 200), 413)
+    assert_error(await worker.complete("x" * 2**20), 413)
 
 
 async def test_a_logit_bias_of_what_is_no_token_id(worker: Any) -> None:
@@ -66,7 +67,7 @@ async def test_unload_without_the_admin_key_says_which_key_is_needed(
     keys = tmp_path / "admin-keys"
     keys.write_text("adm1n\n")
     keys.chmod(0o600)
-    worker.settings = ServerSettings(admin_key_file=keys)
+    worker.settings = ServerSettings(http=HttpOptions(admin_key_file=str(keys)))
     for action in ("load", "unload"):
         result = await worker.post(f"/v2/repository/models/tiny/{action}", {})
         assert result.status_code == 401

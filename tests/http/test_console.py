@@ -14,6 +14,7 @@ import falcon.testing
 import pytest
 
 from blink_server.http.settings import ServerSettings, key_digest
+from blink_server.http_options import HttpOptions
 
 STATIC = files("blink_server.console").joinpath("static")
 NAMES = sorted(file.name for file in STATIC.iterdir())
@@ -103,7 +104,9 @@ async def test_the_feed_needs_a_key_where_keys_are_set(worker: Any) -> None:
 
 async def test_a_viewer_is_no_request_of_his_key(worker: Any) -> None:
     digests = frozenset({key_digest("one")})
-    worker.settings = ServerSettings(api_key_digests=digests, max_requests_per_key=1)
+    worker.settings = ServerSettings(
+        api_key_digests=digests, http=HttpOptions(max_requests_per_key=1)
+    )
     worker.serve("ok")
     async with watching(worker, KEY):
         body = {"model": "tiny", "prompt": "x"}
@@ -111,7 +114,7 @@ async def test_a_viewer_is_no_request_of_his_key(worker: Any) -> None:
 
 
 async def test_no_console(worker: Any) -> None:
-    worker.settings = ServerSettings(console=False)
+    worker.settings = ServerSettings(http=HttpOptions(console=False))
     for path in ("/", "/console", "/console/style.css", "/console/events"):
         assert (await worker.get(path)).status_code == 404
     described = (await worker.get("/openapi.json")).json["paths"]

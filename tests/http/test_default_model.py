@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from blink_server.backend import ModelVersion
+from blink_server.http_options import HttpOptions
 from blink_server.repository.harness import State
 
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -75,7 +76,7 @@ async def test_without_models_none_is_the_default(worker: Any) -> None:
 
 @pytest.mark.parametrize(("default", "text"), [("two", "two 2"), ("two:1", "two 1")])
 async def test_the_server_s_default_wins(worker: Any, default: str, text: str) -> None:
-    worker.settings = replace(worker.settings, default_model=default)
+    worker.settings = replace(worker.settings, http=HttpOptions(default_model=default))
     serve(worker, "one", "two")
     result = await worker.post("/v1/completions", {"prompt": "x"})
     assert result.json["choices"][0]["text"] == text
@@ -84,7 +85,7 @@ async def test_the_server_s_default_wins(worker: Any, default: str, text: str) -
 
 
 async def test_a_default_that_is_not_there_is_named(worker: Any) -> None:
-    worker.settings = replace(worker.settings, default_model="three")
+    worker.settings = replace(worker.settings, http=HttpOptions(default_model="three"))
     serve(worker, "one")
     result = await worker.post("/v1/completions", {"prompt": "x"})
     assert result.status_code == 404

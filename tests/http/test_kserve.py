@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from blink_server.http_options import HttpOptions
 from blink_server.testing.tiny_tokenizer import IM_END
 
 INFER = "/v2/models/tiny/infer"
@@ -132,7 +133,7 @@ async def test_a_form_is_refused_elsewhere(worker: Any, tmp_path: Path, path: st
     keys = tmp_path / "keys"
     keys.write_text("adm1n")
     keys.chmod(0o600)
-    worker.settings = replace(worker.settings, admin_key_file=keys)
+    worker.settings = replace(worker.settings, http=HttpOptions(admin_key_file=str(keys)))
     worker.serve("ok")
     headers = {**FORM, "Authorization": "Bearer adm1n"}
     result = await worker.post(path, {}, headers=headers)

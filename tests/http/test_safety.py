@@ -13,6 +13,7 @@ import pytest
 from blink_server.backend import TokenEvent
 from blink_server.errors import BlinkError, EngineFailure
 from blink_server.http.settings import ServerSettings, key_digest
+from blink_server.http_options import HttpOptions
 
 COMPLETIONS = "/v1/completions"
 BODY = {"model": "tiny", "prompt": "x"}
@@ -87,7 +88,9 @@ async def test_anthropics_key_header_works_too(worker: Any) -> None:
 
 async def test_a_key_has_a_limited_number_of_requests_in_progress(worker: Any) -> None:
     digests = frozenset(map(key_digest, ("one", "two")))
-    worker.settings = ServerSettings(api_key_digests=digests, max_requests_per_key=2)
+    worker.settings = ServerSettings(
+        api_key_digests=digests, http=HttpOptions(max_requests_per_key=2)
+    )
     gate = asyncio.Event()
     session = worker.serve(lambda request: [TokenEvent([50]), gate, EngineFailure("ended")])
     running = [worker.open(COMPLETIONS, BODY, headers=bearer("one"))[0] for _ in range(2)]
@@ -107,7 +110,7 @@ async def test_a_key_has_a_limited_number_of_requests_in_progress(worker: Any) -
 
 @pytest.mark.parametrize("n", [1, 2])
 async def test_an_answer_that_takes_too_long_is_ended(worker: Any, n: int) -> None:
-    worker.settings = ServerSettings(request_seconds=0)
+    worker.settings = ServerSettings(http=HttpOptions(request_timeout_secs=0))
     session = worker.serve(lambda request: [asyncio.Event()])
     result = await worker.complete(n=n)
     assert (result.status_code, result.json["error"]["code"]) == (504, "timeout")
@@ -115,7 +118,7 @@ async def test_an_answer_that_takes_too_long_is_ended(worker: Any, n: int) -> No
 
 
 async def test_a_stream_that_takes_too_long_says_so(worker: Any, frames: Any) -> None:
-    worker.settings = ServerSettings(request_seconds=0.05)
+    worker.settings = ServerSettings(http=HttpOptions(request_timeout_secs=0.05))
     session = worker.serve(lambda request: [TokenEvent([50]), asyncio.Event()])
     chunks = frames((await worker.complete(stream=True)).content)
     assert chunks[-1]["error"]["code"] == "timeout"
@@ -158,7 +161,7 @@ async def test_the_access_log_has_a_line_a_request_and_no_prompts(
 ) -> None:
     log = tmp_path / "access.log"
     worker.settings = ServerSettings(
-        access_log=str(log), api_key_digests=frozenset({key_digest("one")})
+        http=HttpOptions(access_log=str(log)), api_key_digests=frozenset({key_digest("one")})
     )
     session = worker.serve("answer text")
     headers = {**bearer("one"), "X-Request-Id": "abc"}
@@ -193,7 +196,7 @@ async def test_the_access_log_has_a_line_a_request_and_no_prompts(
 
 async def test_the_access_log_tells_of_clients_that_went_away(worker: Any, tmp_path: Path) -> None:
     log = tmp_path / "access.log"
-    worker.settings = ServerSettings(access_log=str(log))
+    worker.settings = ServerSettings(http=HttpOptions(access_log=str(log)))
     session = worker.serve(lambda request: [asyncio.Event()])
     task, _ = worker.open(COMPLETIONS, BODY)
     await session.attempted(1)
@@ -213,7 +216,8 @@ async def test_other_origins_are_not_let_in_by_default(worker: Any) -> None:
 
 async def test_given_origins_are_let_in_and_may_ask_without_a_key(worker: Any) -> None:
     worker.settings = ServerSettings(
-        cors_origins=("https://page.example",), api_key_digests=frozenset({key_digest("one")})
+        http=HttpOptions(cors_origins="https://page.example"),
+        api_key_digests=frozenset({key_digest("one")}),
     )
     worker.serve("ok")
     preflight = {

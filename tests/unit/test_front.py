@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from blink_server.errors import BlinkError
-from blink_server.front import Front, FrontOptions
+from blink_server.front import Front
+from blink_server.front_options import FrontOptions
 from blink_server.process import ProcessId
 from blink_server.runtime_dir import RuntimeDirectory, open_runtime_directory, write_record
 
-OPTIONS = FrontOptions("127.0.0.1", 0, 1, 30, None)
+OPTIONS = FrontOptions(port=0)
 
 
 @pytest.fixture

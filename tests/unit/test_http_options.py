@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from blink_server.errors import BlinkError
 from blink_server.gunicorn_settings import API_KEY_FILE_VARIABLE
 from blink_server.http.settings import ServerSettings
-from blink_server.http_options import HttpOptions, http_options, settings_from
+from blink_server.http_options import HttpOptions, http_options
 from blink_server.testing.certificates import make_certificate
 
 
@@ -37,7 +37,7 @@ def parse(*arguments: str) -> HttpOptions:
 
 def test_nothing_given_is_the_default() -> None:
     assert parse() == HttpOptions()
-    assert settings_from({}) == ServerSettings()
+    assert ServerSettings.of_environment({}) == ServerSettings()
     assert HttpOptions().gunicorn_arguments() == ["--worker-connections=1000"]
 
 
@@ -52,19 +52,24 @@ def test_what_is_given_reaches_the_worker(tmp_path: Path) -> None:
     )
     assert options.gunicorn_arguments() == ["--worker-connections=7"]
     environment = {**options.environment(), API_KEY_FILE_VARIABLE: str(tmp_path / "keys")}
-    assert settings_from(environment) == ServerSettings(
+    assert ServerSettings.of_environment(environment) == ServerSettings(
         api_key_file=tmp_path / "keys",
-        head_seconds=2.5,
-        grammar_seconds=0.25,
-        max_body_bytes=2 * 1024 * 1024,
-        max_requests_per_key=3,
-        request_seconds=1.5,
-        cors_origins=("https://a", "https://b"),
-        access_log=str(log),
-        strict_readiness=True,
-        default_model="chat:3",
-        console=False,
+        http=HttpOptions(
+            max_requests_per_key=3,
+            request_timeout_secs=1.5,
+            max_body_mib=2,
+            max_connections=7,
+            head_timeout_secs=2.5,
+            grammar_timeout_ms=250,
+            cors_origins="https://a,https://b",
+            access_log=str(log),
+            strict_readiness=True,
+            default_model="chat:3",
+            console=False,
+        ),
     )
+    assert options.origins == ["https://a", "https://b"]
+    assert options.max_body_bytes == 2 * 1024 * 1024
 
 
 def test_the_record_of_a_front_can_be_compared_with_its_options(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_the_units_command_is_one_that_serve_understands() -> None:
     assert (Path(program).name, command) == ("blink-server", "serve")
     options = parsed(arguments)
     assert options["runtime_dir"] == Path("/run", service["RuntimeDirectory"])
-    assert options["exit_timeout_secs"] < int(service["TimeoutStopSec"])
+    assert options["exit_timeout_seconds"] < int(service["TimeoutStopSec"])
     # A successor needs the directory, private, and what lives on beside it.
     assert service["RuntimeDirectoryMode"] == "0700"
     assert service["RuntimeDirectoryPreserve"] == "restart"
