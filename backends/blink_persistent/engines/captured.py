@@ -7,15 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from blink_persistent.engines import TOKEN_GRANULARITY, EngineShape, ProvisionLimits
-from blink_persistent.engines.capture import GraphCapture
+from blink_persistent.engines.capture import GraphCapture, Recorder
 from blink_persistent.gpu.driver import Gpu
 from blink_persistent.gpu.engine_buffers import EngineLimits, allocate_engine, make_available
 from blink_persistent.gpu.structs import EngineTables
-from blink_persistent.graph_grid import GraphGrid
+from blink_persistent.graph_grid import GraphGrid, GraphKey
 from blink_persistent.graph_lookup import coarse_part
 from blink_server.backend import ModelVersion
 
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 class CapturedEngine:
     """Most of a `DeviceProvisioned`: tables, shape, graphs and how the missing ones come.
 
-    Who derives from it calls `allocate`, and sets `captured` on the thread of `on_capture_thread`.
+    Who derives from it calls `allocate`, and `capture_first` on the thread of `on_capture_thread`.
     Graphs are captured on a thread of its own, since libraries keep what they need by thread.
     """
 
@@ -91,6 +92,31 @@ class CapturedEngine:
     def on_capture_thread(self, work: Callable[[], None]) -> None:
         """Run it on the thread that captures, and wait for its end; raises what it raises."""
         self._capturing.submit(work).result()
+
+    def capture_first(
+        self,
+        recorder: Recorder,
+        step: Callable[[GraphKey], None],
+        warm_up: Callable[[GraphKey], None],
+        progress: Callable[[str, float], None],
+        *,
+        loading: AbstractContextManager[None] | None = None,
+    ) -> None:
+        """Set `captured`: every key is run by `warm_up`, inside `loading`, and those that the
+        version begins with are captured by `step`. Raises CudaError naming the key."""
+        began = time.monotonic()
+        self.captured = GraphCapture(self.gpu, self.grid, step, recorder)
+        with loading or nullcontext():
+            self.captured.warm_up(warm_up, lambda part: progress("kernels", part))
+        warm = time.monotonic()
+        self.captured.capture(self.first_graphs, lambda part: progress("graphs", part))
+        log.info(
+            "%d graphs: kernels loaded in %.1f s, captured in %.1f s, %.1f MB of device memory",
+            len(self.first_graphs),
+            warm - began,
+            time.monotonic() - warm,
+            self.graph_bytes / 1e6,
+        )
 
     def stop_capturing(self) -> None:
         """No graph is captured once this returns."""

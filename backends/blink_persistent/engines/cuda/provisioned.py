@@ -5,9 +5,7 @@ The GPU is the first that CUDA_VISIBLE_DEVICES leaves.
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +13,6 @@ from typing import Any
 import torch
 
 from blink_persistent.engines import DeviceSampling, ProvisionLimits
-from blink_persistent.engines.capture import GraphCapture
 from blink_persistent.engines.captured import CapturedEngine
 from blink_persistent.engines.cuda.first_use import loading_in_slices
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
@@ -37,6 +34,7 @@ from blink_persistent.engines.cuda.step_tensors import (
 )
 from blink_persistent.engines.cuda.steps import enqueue_step
 from blink_persistent.engines.cuda.weights import Weights, random_weights, read_weights
+from blink_persistent.engines.kv_memory import memory_budget
 from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, GraphKey
 from blink_server.backend import ModelVersion
 
@@ -46,7 +44,6 @@ HOPPER = 9  # compute capability from which kernels can be chained
 WARM_UP_LAYERS = 2  # all that follow launch the same kernels
 
 Progress = Callable[[str, float], None]
-log = logging.getLogger(__name__)
 
 
 class CudaProvisioned(CapturedEngine):
@@ -95,24 +92,16 @@ class CudaProvisioned(CapturedEngine):
         enqueue_step(decoder, self.inputs, key, self.sampler, stream)
 
     def _capture_first(self, progress: Progress) -> None:
-        began = time.monotonic()
         with self.gpu.exclusive():
             recorder = TorchRecorder()
-        self.captured = GraphCapture(self.gpu, self.grid, self.step, recorder)
         layers = self.decoder.weights.layers[:WARM_UP_LAYERS]
         short = replace(self.decoder, weights=replace(self.decoder.weights, layers=layers))
-        with loading_in_slices(self.gpu.exclusive):
-            self.captured.warm_up(
-                lambda key: self._enqueue(short, key), lambda part: progress("kernels", part)
-            )
-        warm = time.monotonic()
-        self.captured.capture(self.first_graphs, lambda part: progress("graphs", part))
-        log.info(
-            "%d graphs: kernels loaded in %.1f s, captured in %.1f s, %.1f MB of device memory",
-            len(self.first_graphs),
-            warm - began,
-            time.monotonic() - warm,
-            self.graph_bytes / 1e6,
+        self.capture_first(
+            recorder,
+            self.step,
+            lambda key: self._enqueue(short, key),
+            progress,
+            loading=loading_in_slices(self.gpu.exclusive),
         )
 
     def _build(
@@ -124,10 +113,8 @@ class CudaProvisioned(CapturedEngine):
     ) -> None:
         device = self.device
         context = version.config["limits"]["context_length"]
-        share = version.config["limits"].get("memory_fraction", 0.9)
         architecture = options.architecture
-        free, total = torch.cuda.mem_get_info(device)
-        budget = min(int(share * total), free)
+        budget = memory_budget(version, *torch.cuda.mem_get_info(device))
         self.block_count = choose_block_count(options, self.grid, context, budget)
         self.allocate(
             version,

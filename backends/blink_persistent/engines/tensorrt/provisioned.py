@@ -5,14 +5,12 @@ The GPU is the first that CUDA_VISIBLE_DEVICES leaves.
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
 from blink_persistent.engines import ProvisionLimits
-from blink_persistent.engines.capture import GraphCapture
 from blink_persistent.engines.captured import CapturedEngine
+from blink_persistent.engines.kv_memory import memory_budget
 from blink_persistent.engines.tensorrt.contexts import Contexts, step_addresses
 from blink_persistent.engines.tensorrt.memory import block_bytes, choose_block_count
 from blink_persistent.engines.tensorrt.network import pool_names
@@ -23,7 +21,6 @@ from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, GraphKey
 from blink_server.backend import ModelVersion
 
 Progress = Callable[[str, float], None]
-log = logging.getLogger(__name__)
 
 _FLOAT_BYTES = 4
 
@@ -75,11 +72,10 @@ class TensorRtProvisioned(CapturedEngine):
         gpu, plan, trt = self.gpu, options.plan, options.flavour.load()
         path, model = version.directory / options.file, options.plan.architecture
         check_machine(options, path, trt, gpu.arch)
-        free, total = gpu.call("cuMemGetInfo")
-        share = version.config["limits"].get("memory_fraction", 0.9)
+        budget = memory_budget(version, *gpu.call("cuMemGetInfo"))
         self.loaded = LoadedPlan(options, path, trt, lambda part: progress("weights", part))
         gpu.at_close(self.loaded.close)
-        step_bytes, budget = self.loaded.step_bytes, min(int(share * total), free)
+        step_bytes = self.loaded.step_bytes
         self.block_count = choose_block_count(options, self.grid, step_bytes, budget)
         self.allocate(
             version,
@@ -109,20 +105,8 @@ class TensorRtProvisioned(CapturedEngine):
         self.sampler = limits.sampler.device(gpu, self.tables, self.logits)
 
     def _capture_first(self, progress: Progress) -> None:
-        began = time.monotonic()
         self.recorder = StreamRecorder(self.gpu, self.loaded.layers)
-        self.captured = GraphCapture(self.gpu, self.grid, self._step, self.recorder)
-        self.captured.warm_up(self._warm_up, lambda part: progress("kernels", part))
-        warm = time.monotonic()
-        self.captured.capture(self.first_graphs, lambda part: progress("graphs", part))
-        log.info(
-            "%d graphs: contexts made and run in %.1f s, captured in %.1f s, %.1f MB of device "
-            "memory",
-            len(self.first_graphs),
-            warm - began,
-            time.monotonic() - warm,
-            self.graph_bytes / 1e6,
-        )
+        self.capture_first(self.recorder, self._step, self._warm_up, progress)
 
     def _step(self, key: GraphKey) -> Any:
         """Enqueue one step, as it is captured."""
