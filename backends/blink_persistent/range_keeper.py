@@ -11,6 +11,7 @@ import selectors
 import socket
 import struct
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ class Lease:
     detached: bool = False
 
 
-class RangeKeeper:
+class RangeKeeper(ABC):
     """Serves leases of one ring's `ranges` from a thread of its own, which calls all methods but
     `start` and `close`."""
 
@@ -86,26 +87,26 @@ class RangeKeeper:
             lease.link.close()
         os.close(self._stop_pipe)
 
+    @abstractmethod
     def grant(self, lease: Lease) -> Answer:
         """What the owner of `lease.ranges` is told. Raises BlinkError where it cannot have them."""
-        raise NotImplementedError
 
-    def hear(self, lease: Lease, line: Mapping[str, Any]) -> None:
+    def hear(self, lease: Lease, line: Mapping[str, Any]) -> None:  # noqa: B027 (need not answer)
         """An owner has said something after the handshake; there is nothing that it must say."""
 
-    def revoke(self, lease: Lease) -> None:
+    def revoke(self, lease: Lease) -> None:  # noqa: B027 (where that is all)
         """Let nothing of the owner's land any more, where its connection's end does not do so.
 
         Raises BlinkError where that cannot be had.
         """
 
+    @abstractmethod
     def begin_reclaim(self, range_: int) -> None:
         """Write cancel = release = submit for each of its slots: its owner is gone."""
-        raise NotImplementedError
 
+    @abstractmethod
     def is_reclaimed(self, range_: int) -> bool:
         """Whether each of its slots is {submit, EMPTY}, after `begin_reclaim`."""
-        raise NotImplementedError
 
     def _run(self) -> None:
         while True:
