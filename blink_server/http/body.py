@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import falcon.asgi
@@ -18,20 +19,15 @@ async def read_object(
     settings: ServerSettings,
     *,
     empty: bool = False,
-    any_type: bool = False,
+    lenient: bool = False,
 ) -> dict[str, Any]:
     """The JSON object that a request carries; with `empty` a body of nothing is one without fields.
 
-    With `any_type` it is read as JSON whatever it is called, so that a page of another site may
-    send it as a form. Raises `PayloadTooLarge` before reading on, `SlowBody`, `InvalidRequest` for
-    another content type, for what is not JSON (NaN and Infinity are not) and for what is no object.
+    With `lenient` it is read as JSON whatever it is called, but for a page in a browser. Raises
+    `PayloadTooLarge` before reading on, `SlowBody`, `InvalidRequest` for another content type, for
+    what is not JSON (NaN and Infinity are not) and for what is no object.
     """
-    media_type = (request.content_type or "application/json").partition(";")[0].strip().lower()
-    if media_type != "application/json" and not any_type:
-        raise InvalidRequest(
-            f"the content type is {media_type!r}; it must be 'application/json'",
-            code="unsupported_content_type",
-        )
+    check_content_type(request, ["application/json"], lenient=lenient)
     try:
         content = await read_bytes(request, settings)
         body = {} if empty and not content else parse(content)
@@ -40,6 +36,26 @@ async def read_object(
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object", code="invalid_json")
     return body
+
+
+def check_content_type(
+    request: falcon.asgi.Request, known: Sequence[str], *, lenient: bool
+) -> None:
+    """Raise `InvalidRequest` for a content type that is not known; none at all is the first.
+
+    A browser asks the server (CORS) before a page sends these to another site, and sends the
+    forms and texts that it does not ask for with an `Origin`: those are refused also if `lenient`.
+    """
+    from_page = request.get_header("Origin") is not None
+    if lenient and not from_page:
+        return
+    given = request.content_type or ("" if from_page else known[0])
+    media_type = given.partition(";")[0].strip().lower()
+    if media_type not in known:
+        wrong = f"the content type is {media_type!r}" if media_type else "there is no content type"
+        expected = " or ".join(map(repr, known))
+        code = "unsupported_content_type"
+        raise InvalidRequest(f"{wrong}; it must be {expected}", code=code)
 
 
 async def read_bytes(request: falcon.asgi.Request, settings: ServerSettings) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 
 from blink_server.errors import InvalidRequest
 from blink_server.http.bad_words import MOST as MOST_BAD_WORDS
-from blink_server.http.fields import Schema, integer, nullable, refuse
+from blink_server.http.fields import Schema, integer, refuse
 from blink_server.http.json_values import parse
 from blink_server.http.openai_fields import completion_table
 from blink_server.http.openai_requests import CompletionRequest, parse_completion
@@ -75,8 +75,7 @@ def text_question(
     body["echo"] = not (exclude or stream)
     bad_words = _words(fields.pop("bad_words", None))
     end_id = fields.pop("end_id", None)
-    if end_id is not None:
-        end_id = _TOKEN_ID(end_id, "end_id")
+    end_id = None if end_id in (None, "", []) else _TOKEN_ID(end_id, "end_id")
     for name, value in fields.items():
         field = _OTHER_NAMES.get(name, name)
         if name == "stop_words" and isinstance(value, list):
@@ -107,7 +106,7 @@ def field_schemas(max_n: int) -> dict[str, Schema]:
         "exclude_input_in_output": flag,
         "stream": flag,
         "bad_words": words,
-        "end_id": nullable(_TOKEN_ID.schema),
+        "end_id": {"anyOf": [_TOKEN_ID.schema, nothing]},
         **{name: {} for name in sorted(_WITHOUT_EFFECT)},
     }
 

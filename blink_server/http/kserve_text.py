@@ -12,7 +12,7 @@ import falcon.asgi
 
 from blink_server.errors import InvalidRequest
 from blink_server.http import sse
-from blink_server.http.body import read_bytes, read_object
+from blink_server.http.body import check_content_type, read_bytes, read_object
 from blink_server.http.choice import Delta
 from blink_server.http.errors import ErrorReply, kserve_body
 from blink_server.http.kserve_fields import TEXT_INPUT, TEXT_OUTPUT, TextQuestion, text_question
@@ -105,7 +105,7 @@ class GenerateResource(TextAnswers):
     ) -> None:
         received_ns = time.monotonic_ns()
         # Triton reads JSON whatever the content type, and its examples send it as curl's form.
-        body = await read_object(req, self._settings, any_type=True)
+        body = await read_object(req, self._settings, lenient=True)
         prompt, given = body.pop(TEXT_INPUT, None), body.pop("parameters", {})
         if not isinstance(prompt, str):
             raise InvalidRequest(f"{TEXT_INPUT} must be a text", param=TEXT_INPUT)
@@ -129,6 +129,7 @@ class InferResource(TextAnswers):
     ) -> None:
         """BYTES `text_input` of n prompts -> BYTES `text_output` of n texts, of the same shape."""
         received_ns, name = time.monotonic_ns(), version_name(path)
+        check_content_type(req, ["application/json", "application/octet-stream"], lenient=True)
         document, binary = split_body(await read_bytes(req, self._settings), req.get_header(HEADER))
         inputs = read_inputs(document, binary)
         prompts = inputs.pop(TEXT_INPUT, None)

@@ -10,6 +10,8 @@ from falcon.inspect import RouteInfo, inspect_compiled_router, register_router
 from falcon.routing import CompiledRouter
 
 _LONGEST = 200  # characters; no route of ours is as long
+_LONGEST_COMPARED = 64  # without fields; comparing blocks all streams, by the square of the length
+_LEAST_LIKENESS = 0.6
 
 
 class Router(CompiledRouter):
@@ -28,11 +30,24 @@ class Router(CompiledRouter):
         self._templates.append(uri_template)
 
     def nearest(self, path: str) -> str | None:
-        """The path most like `path` that a route has; None where none is near."""
-        parts = path[:_LONGEST].split("/")
-        filled = [_filled(template, parts) for template in self._templates]
-        near = difflib.get_close_matches(path[:_LONGEST], filled, n=1)
-        return near[0] if near and near[0] != path else None
+        """The path most like `path` that a route has; None where none is near, or it is too long.
+
+        What stands for a field is not compared: it is the client's, and may be anything.
+        """
+        if len(path) > _LONGEST:
+            return None
+        best, likeness = None, _LEAST_LIKENESS
+        matcher = difflib.SequenceMatcher(autojunk=False)
+        for template in self._templates:
+            fixed, given, filled = _compared(template.split("/"), path.split("/"))
+            if len(given) > _LONGEST_COMPARED:
+                continue
+            matcher.set_seqs(fixed, given)
+            if matcher.real_quick_ratio() > likeness and matcher.quick_ratio() > likeness:
+                ratio = matcher.ratio()
+                if ratio > likeness:
+                    best, likeness = filled, ratio
+        return best if best != path else None
 
     def map_http_methods(self, resource: object, **kwargs: Any) -> Any:
         """Falcon's responders of a resource by method, and GET's for HEAD where it has none."""
@@ -42,15 +57,14 @@ class Router(CompiledRouter):
         return responders
 
 
-def _filled(template: str, parts: Sequence[str]) -> str:
-    """A template's path with what `parts` have where it has fields."""
-    names = template.split("/")
-    given = (*parts, *names[len(parts) :])
-    fields = (name.startswith("{") and name.endswith("}") for name in names)
-    return "/".join(
-        part if field and part else name
-        for name, part, field in zip(names, given, fields, strict=False)
-    )
+def _compared(names: Sequence[str], parts: Sequence[str]) -> tuple[str, str, str]:
+    """The template and the path without what fills its fields, and the template filled with it."""
+    fixed, given, filled = list(names), list(parts), list(names)
+    for place, (name, part) in enumerate(zip(names, parts, strict=False)):
+        if part and name.startswith("{") and name.endswith("}"):
+            fixed[place] = given[place] = "{}"
+            filled[place] = part
+    return "/".join(fixed), "/".join(given), "/".join(filled)
 
 
 @register_router(Router)

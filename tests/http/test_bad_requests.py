@@ -277,6 +277,7 @@ async def test_an_unknown_model(worker: Any, model: str) -> None:
         ("GET", "/health/", "/health"),
         ("POST", "/v2/models/my-model/genrate", "/v2/models/my-model/generate"),
         ("GET", "/v2/models/m/version/3/ready", "/v2/models/m/versions/3/ready"),
+        ("GET", f"/v2/models/{'m' * 150}/redy", f"/v2/models/{'m' * 150}/ready"),
     ],
 )
 async def test_an_unknown_path_near_one_that_is_there(
@@ -290,7 +291,9 @@ async def test_an_unknown_path_near_one_that_is_there(
         assert assert_error(result, 404) == told
 
 
-@pytest.mark.parametrize("path", ["/zzzzzz", "/" + "x" * 5000, "/console/nothing"])
+@pytest.mark.parametrize(
+    "path", ["/zzzzzz", "/" + "x" * 5000, "/health/" + "a" * 180, "/console/nothing"]
+)
 async def test_an_unknown_path_that_is_like_none(worker: Any, path: str) -> None:
     message = assert_error(await worker.get(path), 404)
     hint = "GET /docs shows what there is"

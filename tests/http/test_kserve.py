@@ -141,6 +141,29 @@ async def test_a_form_is_refused_elsewhere(worker: Any, tmp_path: Path, path: st
     assert "it must be 'application/json'" in result.text
 
 
+@pytest.mark.parametrize("path", [GENERATE, f"{GENERATE}_stream", INFER, "/v1/completions"])
+@pytest.mark.parametrize("content_type", [*FORM.values(), "text/plain;charset=UTF-8", ""])
+async def test_what_a_page_of_another_site_may_send_unasked_is_refused(
+    worker: Any, path: str, content_type: str
+) -> None:
+    session = worker.serve("ok")
+    headers = {"Content-Type": content_type, "Origin": "https://elsewhere.example"}
+    result = await worker.post(path, {"text_input": "x"}, headers=headers)
+    assert result.status_code == 400
+    assert "it must be 'application/json'" in result.text
+    assert not session.requests
+
+
+async def test_a_page_that_may_call_sends_json(worker: Any) -> None:
+    worker.serve("ok")
+    origin = {"Origin": "https://ours.example"}
+    assert (await worker.post(GENERATE, {"text_input": "x"}, headers=origin)).status_code == 200
+    inputs = {"inputs": [tensor("text_input", "BYTES", ["x"])]}
+    for kind in ("application/json", "application/octet-stream"):
+        headers = {**origin, "Content-Type": kind}
+        assert (await worker.post(INFER, inputs, headers=headers)).status_code == 200
+
+
 async def test_what_examples_for_tensorrt_llm_send(worker: Any) -> None:
     session = worker.serve("ok")
     body = {
@@ -175,6 +198,9 @@ async def test_an_end_id_ends_the_text_as_the_model_s_own_do(worker: Any) -> Non
     for wrong in (size, -1, "2", 2.5, True):
         told = refused(await worker.post(GENERATE, {**body, "end_id": wrong}))
         assert told.startswith("end_id ")
+    for nothing in (None, "", []):
+        assert (await worker.post(GENERATE, {**body, "end_id": nothing})).status_code == 200
+        assert session.requests[-1].stop_token_ids == (7,)
 
 
 async def test_bad_words_are_kept_out(worker: Any) -> None:
