@@ -31,7 +31,9 @@ class AbsolutePath(click.Path):
     """A path as text that holds in every process; - stays, where it is allowed."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """See click; links are not followed, so that they may change."""
+        """See click; links are not followed, so that they may change. Empty text is refused."""
+        if not value:
+            self.fail("must not be empty", param, ctx)
         given = super().convert(value, param, ctx)
         return "-" if self.allow_dash and given == "-" else str(Path(os.fsdecode(given)).absolute())
 

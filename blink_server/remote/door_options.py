@@ -22,9 +22,9 @@ class DoorOptions:
     may reach into a GPU's memory.
     """
 
-    listen: str = option(
+    listen: str | None = option(
         "--frontends-listen",
-        default="",
+        default=None,
         metavar="HOST:PORT",
         help="Accept frontends on other machines at this address, over TLS; see docs/dpu.md.",
     )
@@ -54,7 +54,8 @@ class DoorOptions:
 
     @property
     def address(self) -> tuple[str, int]:
-        """(host, port). Raises BlinkError."""
+        """(host, port), where frontends are to be let in. Raises BlinkError."""
+        assert self.listen is not None
         return split_address(self.listen, "--frontends-listen")
 
     def checked(self) -> DoorOptions | None:
@@ -62,7 +63,7 @@ class DoorOptions:
 
         Raises BlinkError naming what is missing or cannot be used.
         """
-        if not self.listen:
+        if self.listen is None:
             return None
         if not self.keys or not self.device:
             raise BlinkError("--frontends-listen needs --frontends-key-dir and --frontends-device")

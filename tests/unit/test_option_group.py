@@ -52,6 +52,16 @@ def test_what_is_given_is_in_its_field(tmp_path: Path, monkeypatch: pytest.Monke
     assert parse("--file", "-") == (Group(file="-"), 5)
 
 
+def test_an_empty_path_is_refused() -> None:
+    @click.command()
+    @option_group(Group, "group")
+    def command(group: Group) -> None: ...
+
+    result = CliRunner().invoke(command, ["--file="])
+    assert result.exit_code == 2
+    assert "Invalid value for '--file': must not be empty" in result.output
+
+
 def test_the_command_gets_what_is_finally_made_of_them() -> None:
     given: list[object] = []
 
