@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Collection
 
 from rich.console import Console, RenderableType
@@ -9,6 +10,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 _UNFOLDED = 100_000  # columns; no terminal folds what goes into a file or a pipe
+_ESCAPES = {
+    code: f"\\x{code:02x}"
+    for code in range(0x100)  # Unicode has no others
+    if unicodedata.category(chr(code)) == "Cc" and chr(code) != "\n"
+}
 
 
 def table(*columns: str, whole: Collection[str] = ()) -> Table:
@@ -39,5 +45,6 @@ def show(*parts: RenderableType) -> None:
 
 
 def printable(value: object) -> str:
-    """Its text; names on disk need not be text that the terminal's encoding has."""
-    return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
+    """Its text, without what controls a terminal or what its encoding lacks: names may be such."""
+    text = str(value).encode("utf-8", "backslashreplace").decode("utf-8")
+    return text.translate(_ESCAPES)

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from blink_server.backend import SLOT_STATES
+from blink_server.tables import printable
 from blink_server.top.feed import State
 from blink_server.top.watch import Watch
 
@@ -62,7 +63,7 @@ def picture(watch: Watch, width: int, models: Sequence[str] = ()) -> RenderableT
         )
         for name in busy:
             parts += [
-                Rule(Text(name), align="left"),
+                Rule(Text(printable(name)), align="left"),
                 _gauges(state, name),
                 *_ring(state, name, width),
                 _numbers(watch, name, now),
@@ -95,10 +96,10 @@ def _models(state: State) -> RenderableType:
         table.add_column(no_wrap=no_wrap, overflow="fold")
     for name, model in sorted(state.get("models", {}).items()):
         table.add_row(
-            Text(name),
+            Text(printable(name)),
             Text(model["state"], style=_MODEL_STYLES.get(model["state"], "default")),
-            Text(" ".join(model["aliases"]), style="dim"),
-            Text(model["reason"], style="red"),
+            Text(printable(" ".join(model["aliases"])), style="dim"),
+            Text(printable(model["reason"]), style="red"),
         )
     return table if table.row_count else Text("no models", style="dim")
 

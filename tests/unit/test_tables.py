@@ -30,3 +30,16 @@ def test_cells_fold_on_a_terminal_and_keep_their_text(
     name, state = first.split()
     assert state == "UNAVAILABLE"
     assert "".join((name, *(line.strip() for line in rest))) == "ab" * 60
+
+
+def test_nothing_that_is_shown_controls_the_terminal() -> None:
+    assert (
+        tables.printable("\x1b]0;title\x07 \x9b2J\r\t\x7f")
+        == r"\x1b]0;title\x07 \x9b2J\x0d\x09\x7f"
+    )
+    assert tables.cell("\x1b[2Jname").plain == r"\x1b[2Jname"
+
+
+def test_text_stays_as_it_is() -> None:
+    assert tables.printable("naïve 你好 😀\nnext") == "naïve 你好 😀\nnext"
+    assert tables.printable("\udcff") == r"\udcff"

@@ -113,6 +113,12 @@ def test_only_the_models_asked_for_are_shown_in_detail(watch: Watch) -> None:
     assert [line for line in lines(watch, 80, "tiny") if "slots" in line]
 
 
+def test_what_a_server_tells_does_not_control_the_terminal(watch: Watch) -> None:
+    broken = {"state": "UNAVAILABLE", "reason": "\x1b]0;title\x07", "aliases": ["\x9b2J"]}
+    watch.state["models"]["other:2"] = broken
+    assert r"other:2  UNAVAILABLE  \x9b2J  \x1b]0;title\x07" in lines(watch, 80, "other")
+
+
 def test_long_names_fold_and_states_stay_whole(watch: Watch) -> None:
     name = "ab" * 40 + ":1"
     broken = {"state": "UNAVAILABLE", "reason": "", "aliases": []}
