@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import asdict
 
 from blink_server.backoff import Backoff
 from blink_server.errors import BlinkError
@@ -63,7 +62,7 @@ class Front:
             return
         identity, facts = found
         self._port = int(facts.pop("listening", self.options.port))
-        if facts != asdict(self.options):
+        if facts != self.options.facts():
             raise BlinkError(
                 f"runtime directory {self._runtime.path}: process {identity.pid} still serves "
                 f"port {self._port} with other options; give the same ones, or end it first"
@@ -106,7 +105,7 @@ class Front:
             self._runtime.http_record,
             process.identity,
             listening=self._port,
-            **asdict(self.options),
+            **self.options.facts(),
         )
         return process
 

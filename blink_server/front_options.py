@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from blink_server.option_group import AbsolutePath, option, option_group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontOptions:
-    """What decides how HTTP is served; a successor takes a front over only if all is equal."""
+    """What decides how HTTP is served; a successor takes a front over if `facts` are equal."""
 
     host: str = option("--host", default="127.0.0.1", help="Address to listen on.")
     port: int = option(
@@ -47,6 +47,12 @@ class FrontOptions:
         help="How long open requests may continue after SIGTERM.",
     )
     http: HttpOptions = field(default_factory=HttpOptions)  # from options of their own
+
+    def facts(self) -> dict[str, Any]:
+        """All but `insecure`, which allows a start and changes nothing about what is served."""
+        facts = asdict(self)
+        del facts["insecure"]
+        return facts
 
     def checked(self) -> FrontOptions:
         """These. Raises BlinkError: see `check_access`."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,9 +23,9 @@ def runtime(short_path: Path) -> Iterator[RuntimeDirectory]:
     runtime.close()
 
 
-def leave_front(runtime: RuntimeDirectory, port: int) -> None:
+def leave_front(runtime: RuntimeDirectory, port: int, options: FrontOptions = OPTIONS) -> None:
     own = ProcessId.of(os.getpid())
-    write_record(runtime.http_record, own, listening=port, **asdict(OPTIONS))
+    write_record(runtime.http_record, own, listening=port, **options.facts())
 
 
 def test_without_a_predecessor_a_port_is_bound(runtime: RuntimeDirectory) -> None:
@@ -40,6 +40,16 @@ def test_without_a_predecessor_a_port_is_bound(runtime: RuntimeDirectory) -> Non
 async def test_a_predecessors_front_is_taken_over_with_its_port(runtime: RuntimeDirectory) -> None:
     leave_front(runtime, 4321)
     front = Front(OPTIONS, runtime)
+    front.claim()
+    assert front.address == ("127.0.0.1", 4321)
+
+
+@pytest.mark.parametrize("insecure", [True, False])
+async def test_what_only_allows_a_start_need_not_be_repeated(
+    runtime: RuntimeDirectory, insecure: bool
+) -> None:
+    leave_front(runtime, 4321, replace(OPTIONS, insecure=insecure))
+    front = Front(replace(OPTIONS, insecure=not insecure), runtime)
     front.claim()
     assert front.address == ("127.0.0.1", 4321)
 
