@@ -21,6 +21,7 @@ from gunicorn.asgi.protocol import ASGIProtocol
 from gunicorn.workers import gasgi
 
 from blink_server.errors import BlinkError
+from blink_server.gunicorn_settings import STARTED_AGAIN_VARIABLE
 from blink_server.http.scope import ScopedApp
 from blink_server.http_options import HttpOptions
 from blink_server.tls import FollowedCertificate
@@ -126,22 +127,29 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]  # it has no types
     def init_process(self) -> None:
         """Serve, until the end. What keeps one of the first workers from it ends the server.
 
-        A later one, whose siblings may serve, ends alone, a little later: the arbiter puts another
-        in its place at once.
+        A later one ends alone, a little later: its siblings or, where gunicorn was started again,
+        the models are there to serve. The arbiter puts another in its place at once.
         """
         try:
             if self._certificate_files is not None:
                 self._tls = FollowedCertificate(self._certificate_files).context
             super().init_process()
         except (Exception, SystemExit) as error:
-            if not self._ends_the_server(error) or self.age <= self.cfg.workers:
+            if not self._ends_the_server(error) or self._is_one_of_the_first():
                 raise
-            traceback = not isinstance(error, (BlinkError, SystemExit))
-            self.log.error("a new worker cannot start: %s", error, exc_info=traceback)
+            if isinstance(error, SystemExit):
+                self.log.error("a new worker cannot start; the reason is above")
+            else:
+                traceback = not isinstance(error, BlinkError)
+                self.log.error("a new worker cannot start: %s", error, exc_info=traceback)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
                 signal.signal(number, signal.SIG_DFL)  # there is nothing to wait for
             time.sleep(_RESTART_SECONDS)
             sys.exit(1)
+
+    def _is_one_of_the_first(self) -> bool:
+        started_again = STARTED_AGAIN_VARIABLE in os.environ
+        return not started_again and bool(self.age <= self.cfg.workers)
 
     def _ends_the_server(self, error: BaseException) -> bool:
         """As the arbiter decides it."""

@@ -17,6 +17,7 @@ from blink_server.gunicorn_settings import (
     CONTROL_SOCKET_VARIABLE,
     EXIT_TIMEOUT_VARIABLE,
     METRICS_VARIABLE,
+    STARTED_AGAIN_VARIABLE,
 )
 from blink_server.listener import bind_listener
 from blink_server.process import Process
@@ -39,6 +40,7 @@ class Front:
         self._listener: socket.socket | None = None
         self._process: Process | None = None
         self._killed: list[Process] = []  # gunicorns that died; their workers end their streams
+        self._started_before = False  # by this process or by its predecessor
         self._closing = False
 
     @property
@@ -68,6 +70,7 @@ class Front:
                 f"port {self._port} with other options; give the same ones, or end it first"
             )
         self._process = Process.take_over(identity)
+        self._started_before = True
 
     def _bind(self, port: int) -> None:
         self._listener = bind_listener(self.options.host, port)
@@ -107,6 +110,7 @@ class Front:
             listening=self._port,
             **self.options.facts(),
         )
+        self._started_before = True
         return process
 
     def _command(self, descriptor: int) -> list[str]:
@@ -127,6 +131,8 @@ class Front:
         environment[CONTROL_SOCKET_VARIABLE] = str(self._runtime.control_socket)
         environment[EXIT_TIMEOUT_VARIABLE] = str(self.options.exit_timeout_seconds)
         environment[METRICS_VARIABLE] = str(self._runtime.metrics)
+        if self._started_before:
+            environment[STARTED_AGAIN_VARIABLE] = "1"
         environment.update(self.options.http.environment())
         if self.options.api_key_file is not None:
             environment[API_KEY_FILE_VARIABLE] = self.options.api_key_file

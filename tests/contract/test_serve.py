@@ -316,6 +316,41 @@ async def test_a_killed_gunicorn_is_started_again(
     assert_nothing_left(short_path)
 
 
+async def test_a_broken_key_file_and_a_killed_gunicorn_do_not_end_the_server(
+    start: Start, repository: Path, short_path: Path
+) -> None:
+    write_fake_version(repository)
+    keys = short_path / "keys"
+
+    def write_keys() -> None:
+        keys.write_text("s3cret\n")
+        keys.chmod(0o600)
+
+    async def kill_gunicorn(server: ServerProcess) -> None:
+        keys.unlink()
+        os.kill(server.front().pid, signal.SIGKILL)
+        await server.line(f"a new worker cannot start: API key file {keys}: No such file")
+        write_keys()
+        headers = {"Authorization": "Bearer s3cret"}
+        async with httpx.AsyncClient(timeout=60, headers=headers) as client:
+            reply = await client.get(f"{url}/v1/models")
+        assert [model["id"] for model in reply.json()["data"]] == ["echo"]
+
+    write_keys()
+    server = await start(f"--api-key-file={keys}")
+    url = await server.ready()
+    runner = server.runner()
+    await kill_gunicorn(server)
+    server.signal(signal.SIGKILL)
+    await server.exit()
+    successor = await start(f"--api-key-file={keys}")
+    assert await successor.ready() == url
+    await kill_gunicorn(successor)
+    assert runner.alive
+    assert await successor.stop() == 0
+    assert_nothing_left(short_path)
+
+
 async def test_workers_that_cannot_start_end_the_server_with_an_error(
     start: Start, repository: Path, short_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from blink_server.gunicorn_settings import API_KEY_FILE_VARIABLE
+from blink_server.gunicorn_settings import API_KEY_FILE_VARIABLE, STARTED_AGAIN_VARIABLE
 from blink_server.testing.certificates import make_certificate
 from blink_server.testing.eventually import eventually
 from blink_server.tls import CertificateFiles
@@ -129,6 +129,47 @@ async def test_a_broken_key_file_ends_no_worker_but_new_ones(
     await log.has(f"{CANNOT}: API key file {keys}: No such file", times=1)
     assert server.process.poll() is None
     assert len(server.client.models.list().data) > 1
+
+
+async def test_a_gunicorn_started_again_waits_for_a_certificate_that_is_broken(
+    start_server: Any,
+    files: CertificateFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(STARTED_AGAIN_VARIABLE, "1")
+    context = ssl.create_default_context(cafile=files.certificate)
+    good = files.certificate.read_bytes()
+    files.certificate.write_bytes(b"")
+    server = start(start_server, files, *TWO)
+    await Log(capfd).has(f"{CANNOT}: TLS certificate {files.certificate}", times=3)
+    files.certificate.write_bytes(good)
+    assert await https(server, context) == 200
+    assert server.process.poll() is None
+
+
+FAILS_LATER = """
+def post_worker_init(worker):
+    async def fails(scope, receive, send):
+        raise RuntimeError("no luck")
+
+    if worker.age > 1:
+        worker.asgi = fails
+"""
+
+
+async def test_a_worker_whose_application_cannot_start_leaves_the_reason_to_gunicorn(
+    start_server: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "settings.py"
+    settings.write_text(FAILS_LATER)
+    options = ("--log-level=info", "--asgi-lifespan=on", f"--config={settings}")
+    server = start_server(*options)
+    log = Log(capfd)
+    await log.has(SERVES, times=1)
+    os.kill(workers(server)[0], signal.SIGKILL)
+    await log.has(f"{CANNOT}; the reason is above", times=1)
+    assert server.process.poll() is None
 
 
 def test_first_workers_that_cannot_start_end_the_server(
