@@ -75,9 +75,11 @@ def demo(short_path: Path) -> Iterator[Demo]:
 
 
 def complete(demo: Demo) -> Any:
-    body = json.dumps({"model": "tiny", "prompt": "Hello", "max_tokens": 3}).encode()
+    body = {"model": "tiny", "prompt": "Hello", "max_tokens": 3, "ignore_eos": True}
     request = urllib.request.Request(
-        f"http://127.0.0.1:{demo.port}/v1/completions", body, {"Content-Type": "application/json"}
+        f"http://127.0.0.1:{demo.port}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=30) as reply:
         return json.load(reply)
