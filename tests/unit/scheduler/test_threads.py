@@ -138,7 +138,7 @@ def test_a_parked_scheduler_resumes_where_it_stopped() -> None:
                 engine.let(1)
                 harness.wait(0)
                 harness.scheduler.command(Command.PARK)
-                engine.let(1)  # the step that is under way is waited for
+                engine.let(2)  # for a step under way, and one whose pass had read RUN
                 reach(harness, Condition.PARKED)
                 assert harness.status(0).reason == Reason.NONE
                 harness.scheduler.command(Command.RUN)
