@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from jsonschema.protocols import Validator
 
 from blink_server.errors import Problem
 from blink_server.schemas import SchemaName, validator
+from blink_server.suggestion import did_you_mean
 
 _TYPES = {
     "object": "an object",
@@ -47,9 +47,8 @@ def problems_of(
 def nearest(name: str, known: Iterable[str]) -> str:
     """`did you mean 'x'?`, or the known names where none is near."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    if near:
-        return f"did you mean {near[0]!r}?"
+    if hint := did_you_mean(name, names):
+        return hint
     return f"known are {', '.join(names)}" if names else "none is known"
 
 

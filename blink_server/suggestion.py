@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _COMPARED = 64  # names, and characters of each: no stream goes on meanwhile
 _SHOWN = 10
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'?` of the nearest; "" where none is near."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def suggestion(name: str, known: Sequence[str], verb: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,6 +18,7 @@ from blink_server.backend import BuildResult, Endpoint, ModelVersion, Session
 from blink_server.config import load_graph_grid
 from blink_server.errors import InvalidModel, Problem, Unavailable
 from blink_server.hookspecs import Connect, Factory, SamplerFactory
+from blink_server.suggestion import did_you_mean
 
 DEFAULT_BUILD_ENGINE = "onnx_cpu"
 IMPORT_OPTIONS = ("quantize", "compute")  # of engines that do not say
@@ -157,8 +157,7 @@ def _with_huge_pages() -> Sequence[str]:
 def _known(file: Path, field: str, value: str, offers: Mapping[str, object]) -> Sequence[Problem]:
     if value in offers:
         return []
-    near = difflib.get_close_matches(value, offers, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(sorted(offers))}"
+    hint = did_you_mean(value, offers) or f"use one of {', '.join(sorted(offers))}"
     return [Problem(file, field, value, hint)]
 
 

@@ -8,7 +8,6 @@ OpenAI's API.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blink_server.errors import InvalidRequest
+from blink_server.suggestion import did_you_mean
 
 Schema = Mapping[str, Any]
 
@@ -204,10 +204,9 @@ class Table:
         return values
 
     def _unknown(self, name: str, prefix: str) -> InvalidRequest:
-        nearest = difflib.get_close_matches(name[:100], self.fields, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        hint = did_you_mean(name[:100], self.fields)
         return InvalidRequest(
-            f"unknown field {prefix + name[:100]!r}{hint}",
+            f"unknown field {prefix + name[:100]!r}" + (f"; {hint}" if hint else ""),
             param=prefix + name[:100],
             code="unknown_parameter",
         )

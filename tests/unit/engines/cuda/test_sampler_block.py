@@ -59,15 +59,8 @@ def test_lanes_do_not_race(tmp_path: Path) -> None:
     run(*prefix, str(program), "3", "7", "40")
 
 
-def test_the_kernel_compiles_where_there_is_a_device_compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    try:
-        device_code.find_device_runtime()
-        device_code._libraries()
-    except device_code.DeviceCodeError as missing:
-        pytest.skip(f"no device compiler: {missing}")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+@pytest.mark.usefixtures("device_compiler")
+def test_the_kernel_compiles_where_there_is_a_device_compiler() -> None:
     mirrors = layout_assertions(SAMPLER_STRUCTS)
     code = device_code.compile_program("sampler_gpu.cu", arch="sm_90", epilogue=mirrors)
     assert b"blink_sample" in code
