@@ -104,7 +104,7 @@ def tables_of(rows: int) -> Any:
 def check_attention(gpu: Any) -> None:
     sizes: dict[str, Any] = {"max_rows": 8, "processors": 131, "device": DEVICE}
     for cut in (None, AttentionCut(warps=2, stages=1, programs=4)):
-        attention = PrimedAttention(gpu, SHAPE, always=cut, **sizes)
+        attention = PrimedAttention(gpu, SHAPE, cuts=cut and dict.fromkeys(ROW_TILES, cut), **sizes)
         for rows in (1, 5):
             pages = torch.randn(2, rows * MAX_BLOCKS, SHAPE.kv_heads, BLOCK_SIZE, SHAPE.head_dim)
             keys, values = pages.bfloat16()

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.kernels.choices import ROW_TILES
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Projected, Rotary
@@ -92,7 +93,8 @@ def test_it_attends_as_plain_pytorch_does(model: str, cut: AttentionCut | None) 
     shape = ARCHITECTURES[model]
     with Gpu() as gpu:
         sizes: dict[str, Any] = {"max_rows": 64, "processors": 131, "device": "cuda"}
-        primed = PrimedAttention(gpu, shape, always=cut, **sizes)
+        cuts = cut and dict.fromkeys(ROW_TILES, cut)
+        primed = PrimedAttention(gpu, shape, cuts=cuts, **sizes)
         for rows, parts in ((1, 4), (3, 1), (16, 2), (64, 2)):
             row = Row(shape, rows, parts)
             expected = row.attend(ReferenceKernels().attend_new)

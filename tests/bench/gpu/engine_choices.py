@@ -8,7 +8,7 @@ device events. "product": the product of every layer, one after the other, so th
 from memory, the engine's own chained as in a step; each result is compared with PyTorch's first.
 "step": a whole decode step but for the sampler. Choices are made greedily: the best three cuts of
 each product are tried in the step, then the attention's tilings; each keeps what won before it.
-What is printed last are lines of the tables in kernels/choices.py.
+What is printed last are lines of the tables in kernels/hopper.py.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ room, and each cut of primed attention, with either norm.
 "small kernels with all shared memory" is the shortest step again, with Triton's kernels asking for
 the primed ones' share of a multiprocessor's memory, which has to be empty to change its share.
 "kernels" are those of the shortest step, launched eagerly. What is printed last are lines of the
-table in kernels/choices.py.
+table in kernels/hopper.py.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ from engine_choices import (
 from triton_kernels import TritonKernels
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import HOPPER_CUTS, Cut, row_tile
+from blink_persistent.engines.cuda.kernels.choices import Cut, row_tile
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
+from blink_persistent.engines.cuda.kernels.hopper import HOPPER_CUTS
 from blink_persistent.engines.cuda.kernels.likely_cuts import (
     MEMORY_BANDWIDTH,
     StepProduct,
@@ -177,7 +178,7 @@ class Contest:
                 max_rows=MAX_ROWS,
                 processors=PROCESSORS,
                 device="cuda",
-                always=offer,
+                cuts={self.tile: offer},
             )
             ways = ("best", self.chosen("best")), ("beside", self.beside)
             for (way, cuts), norm in itertools.product(ways, (None, self.norm)):

@@ -15,11 +15,12 @@ import torch
 from blink_persistent.engines import DeviceSampling, ProvisionLimits
 from blink_persistent.engines.captured import CapturedEngine
 from blink_persistent.engines.cuda.first_use import loading_in_slices
+from blink_persistent.engines.cuda.kernels.choices import StepChoices
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
-from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cuts
+from blink_persistent.engines.cuda.kernels.hopper import measured_choices
+from blink_persistent.engines.cuda.kernels.likely_cuts import likely_choices
 from blink_persistent.engines.cuda.kernels.primed import primed_on
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import is_attended
 from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
 from blink_persistent.engines.cuda.memory import choose_block_count, most_sampled, most_tokens
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
@@ -153,26 +154,33 @@ class CudaProvisioned(CapturedEngine):
     def _kernels(self, options: CudaOptions) -> FusedKernels:
         architecture, grid = options.architecture, self.grid
         properties = torch.cuda.get_device_properties(self.device)
-        hopper = properties.major >= HOPPER
+        choices = step_choices(options, (properties.major, properties.minor))
         processors = properties.multi_processor_count - SCHEDULERS_PROCESSORS
         sizes: dict[str, Any] = {"max_rows": grid.max_rows, "device": self.device}
-        cuts, attention, norm = None, None, None
-        if hopper and options.primed_attention and is_attended(architecture):
-            attention = PrimedAttention(self.gpu, architecture, processors=processors, **sizes)
-        if hopper and options.primed_products:
-            cuts = likely_cuts(architecture, primed_attention=attention is not None)
-            norm = primed_norm_for(self.gpu, architecture.hidden_size)
+        attention = None
+        if choices.attentions:
+            attention = PrimedAttention(
+                self.gpu, architecture, processors=processors, cuts=choices.attentions, **sizes
+            )
         return FusedKernels(
             architecture,
             capacity=self.limits.max_blocks * options.block_size,
             processors=processors,
-            chained=hopper,
-            cuts=cuts,
+            chained=properties.major >= HOPPER,
+            cuts=choices.cuts,
             make_primed=primed_on(self.gpu),
             primed_attention=attention,
-            primed_norm=norm,
+            primed_norm=primed_norm_for(self.gpu, architecture.hidden_size, choices.norms),
             **sizes,
         )
+
+
+def step_choices(options: CudaOptions, capability: tuple[int, int]) -> StepChoices:
+    """The kernels that the options ask for, on a GPU of that compute capability."""
+    known = measured_choices(options.architecture, capability)
+    if capability[0] < HOPPER or not options.primed_products:
+        return known
+    return likely_choices(options.architecture, known, primed_attention=options.primed_attention)
 
 
 def _load(

@@ -19,8 +19,8 @@ from blink_persistent.engines.cuda.kernels.choices import (
     QUERY_TILE,
     ROW_TILES,
     DecodeTiling,
-    measured,
 )
+from blink_persistent.engines.cuda.kernels.hopper import measured
 from blink_persistent.engines.tensorrt.attention_launches import AttentionShape
 from blink_persistent.engines.tensorrt.kernel_archive import CompiledKernel, Role
 from blink_server.importers.checkpoint import Architecture

@@ -20,7 +20,6 @@ from blink_persistent.engines.cuda.kernels.choices import (
     ROW_TILES,
     Cut,
     DecodeTiling,
-    measured,
 )
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.products import Products
@@ -293,16 +292,6 @@ def test_steps_are_chained_where_all_their_products_are_streamed() -> None:
     for rows, expected in ((1, True), (8, True), (9, False), (65, False)):
         assert chained.chain(rows) == {"CHAINED": expected, "launch_pdl": expected}
     assert not Products([one, other], cuts, chained=False, device="cpu").chain(1)["launch_pdl"]
-
-
-def test_measured_choices_fit_their_shapes() -> None:
-    cuts, tilings = measured((9, 0))
-    assert cuts
-    assert tilings
-    for ((size, depth), rows), cut in cuts.items():
-        assert cut.fits(size, depth)
-        assert rows in ROW_TILES
-    assert measured((8, 0)) == ({}, {})
 
 
 def test_tokens_are_located(pair: Pair) -> None:

@@ -33,6 +33,7 @@ HEADS = {"heads": 6, "kv_heads": 2, "head_dim": 64, "qk_norm": True, "attention_
 SIZES = {"hidden_size": 192, "intermediate_size": 256, "vocabulary_size": 150, "layers": 2}
 SHAPE = tiny_architecture(**HEADS, **SIZES, context_length=256)
 BLOCK_SIZE, MAX_BLOCKS, CONTEXT = 32, 8, 256
+CUT = AttentionCut(warps=2, stages=2, programs=4)
 BFLOAT16 = 2e-2  # ||difference|| / ||expected|| that bfloat16 arithmetic may make in few layers
 
 
@@ -125,8 +126,9 @@ def projected(rows: int) -> Projected:
 @pytest.mark.parametrize("lengths", [(70,), (200, 0, 33, 1)])
 def test_attention_is_that_of_plain_pytorch(gpu: Any, lengths: tuple[int, ...]) -> None:
     torch.manual_seed(1)
-    rows, cut = len(lengths), AttentionCut(warps=2, stages=2, programs=4)
-    attention = PrimedAttention(gpu, SHAPE, max_rows=8, processors=3, device="cpu", always=cut)
+    rows, cut = len(lengths), CUT
+    sizes: dict[str, Any] = {"max_rows": 8, "processors": 3, "device": "cpu"}
+    attention = PrimedAttention(gpu, SHAPE, cuts={8: cut}, **sizes)
     pages = rows * MAX_BLOCKS
     new, tables = projected(rows), torch.randperm(pages).int().view(rows, MAX_BLOCKS)
     lengths_given = torch.tensor(lengths, dtype=torch.int32)
@@ -156,6 +158,12 @@ def test_what_the_library_computed_is_for_the_other_kernels(gpu: Any) -> None:
     assert not attention.takes(projected(65))
     library = Projected(rounded, new.heads, new.rotary, new.positions, new.entries, new.queries)
     assert not attention.takes(library)
+    few = PrimedAttention(gpu, SHAPE, max_rows=8, processors=3, device="cpu", cuts={8: CUT})
+    assert few.takes(projected(8))
+    assert not few.takes(projected(9))
+    assert PrimedNorm(gpu, 192, {16}).takes(torch.empty(2, 16, 192))
+    assert not PrimedNorm(gpu, 192, {16}).takes(torch.empty(2, 8, 192))
+    assert primed_norm_for(gpu, 192, ()) is None
     norm = PrimedNorm(gpu, 192)
     assert norm.takes(torch.empty(2, 64, 192))
     assert not norm.takes(torch.empty(2, 65, 192))

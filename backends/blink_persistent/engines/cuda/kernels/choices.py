@@ -1,10 +1,11 @@
-"""How the kernels of a decode step are cut: what was measured to be fastest."""
+"""How the kernels of a step are cut. What was measured to be fastest is in `hopper.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 
+from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
 
 LEAST_SPLIT = 128  # entries; a shorter share is not worth a program
@@ -78,61 +79,22 @@ Shape = tuple[int, int]
 Cuts = Mapping[tuple[Shape, int], Cut | PrimedCut]
 """By the shape of a weight, [out_features, in_features], and a number of `ROW_TILES`."""
 
-Tilings = Mapping[tuple[tuple[int, int, int], int], DecodeTiling]
-"""By heads, KV heads, elements of a head, and a number of `ROW_TILES`."""
+Heads = tuple[int, int, int]
+"""Heads, KV heads, and elements of a head."""
 
-_LLAMA_8B = {  # also Llama 3.1's and Mistral's layers
-    ((6144, 4096), 8): Cut(features=96, step=128, splits=2, stages=4, warps=8),
-    ((6144, 4096), 16): Cut(features=64, step=128, splits=4, stages=3, warps=4),
-    ((6144, 4096), 32): Cut(features=48, step=128, splits=1, stages=5, warps=4),
-    ((6144, 4096), 64): Cut(features=48, step=128, splits=1, stages=5, warps=4),
-    ((4096, 4096), 8): Cut(features=128, step=128, splits=4, stages=4, warps=8),
-    ((4096, 4096), 16): Cut(features=64, step=128, splits=4, stages=5, warps=4),
-    ((4096, 4096), 32): Cut(features=64, step=64, splits=2, stages=8, warps=4),
-    ((4096, 4096), 64): Cut(features=64, step=64, splits=2, stages=8, warps=4),
-    ((28672, 4096), 8): Cut(features=56, step=128, splits=1, stages=3, warps=4),
-    ((28672, 4096), 16): Cut(features=56, step=128, splits=1, stages=3, warps=4),
-    ((28672, 4096), 32): Cut(features=56, step=64, splits=1, stages=4, warps=4),
-    ((28672, 4096), 64): Cut(features=56, step=64, splits=1, stages=4, warps=4),
-    ((4096, 14336), 8): Cut(features=128, step=128, splits=4, stages=4, warps=8),
-    ((4096, 14336), 16): Cut(features=128, step=128, splits=4, stages=4, warps=8),
-    ((4096, 14336), 32): Cut(features=64, step=128, splits=2, stages=5, warps=4),
-    ((4096, 14336), 64): Cut(features=64, step=128, splits=2, stages=5, warps=4),
-    ((128256, 4096), 8): Cut(features=64, step=128, splits=1, stages=3, warps=4),
-    ((128256, 4096), 16): Cut(features=64, step=128, splits=1, stages=3, warps=4),
-    ((128256, 4096), 32): Cut(features=128, step=128, splits=1, stages=4, warps=8),
-    ((128256, 4096), 64): Cut(features=128, step=128, splits=1, stages=4, warps=8),
-}
-_SMOLLM2_135M = {
-    ((960, 576), 8): Cut(features=64, step=64, splits=3, stages=4, warps=4),
-    ((960, 576), 16): Cut(features=64, step=64, splits=3, stages=4, warps=4),
-    ((960, 576), 32): Cut(features=64, step=64, splits=3, stages=8, warps=4),
-    ((960, 576), 64): Cut(features=64, step=64, splits=3, stages=8, warps=4),
-    ((576, 576), 8): Cut(features=64, step=64, splits=3, stages=8, warps=4),
-    ((576, 576), 16): Cut(features=64, step=64, splits=3, stages=8, warps=4),
-    ((576, 576), 32): Cut(features=64, step=64, splits=9, stages=8, warps=4),
-    ((576, 576), 64): Cut(features=64, step=64, splits=9, stages=8, warps=4),
-    ((3072, 576), 8): Cut(features=64, step=64, splits=1, stages=6, warps=4),
-    ((3072, 576), 16): Cut(features=64, step=64, splits=1, stages=6, warps=4),
-    ((3072, 576), 32): Cut(features=64, step=64, splits=1, stages=6, warps=4),
-    ((3072, 576), 64): Cut(features=64, step=64, splits=1, stages=6, warps=4),
-    ((576, 1536), 8): Cut(features=64, step=64, splits=8, stages=4, warps=4),
-    ((576, 1536), 16): Cut(features=64, step=64, splits=8, stages=4, warps=4),
-    ((576, 1536), 32): Cut(features=64, step=64, splits=8, stages=8, warps=4),
-    ((576, 1536), 64): Cut(features=64, step=64, splits=8, stages=8, warps=4),
-}
-# 1, 16 and 64 rows were measured, by tests/bench/gpu/engine_choices.py; 32 has what 64 has.
-HOPPER_CUTS: Cuts = _LLAMA_8B | _SMOLLM2_135M
-HOPPER_TILINGS: Tilings = {
-    ((32, 8, 128), 8): DecodeTiling(tile=64, programs=3, warps=4, stages=5),
-    ((32, 8, 128), 16): DecodeTiling(tile=32, programs=5, warps=4, stages=5),
-    ((32, 8, 128), 32): DecodeTiling(tile=64, programs=4, warps=4, stages=3),
-    ((32, 8, 128), 64): DecodeTiling(tile=64, programs=4, warps=4, stages=3),
-    ((9, 3, 64), 8): DecodeTiling(tile=64, programs=3, warps=4, stages=5),
-    ((9, 3, 64), 16): DecodeTiling(tile=64, programs=4, warps=8, stages=3),
-    ((9, 3, 64), 32): DecodeTiling(tile=64, programs=6, warps=4, stages=3),
-    ((9, 3, 64), 64): DecodeTiling(tile=64, programs=6, warps=4, stages=3),
-}
+Tilings = Mapping[tuple[Heads, int], DecodeTiling]
+"""By a model's heads and a number of `ROW_TILES`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoices:
+    """Which kernels of the engine's own the steps of one model have."""
+
+    cuts: Cuts = field(default_factory=dict)
+    attentions: Mapping[int, AttentionCut] = field(default_factory=dict)
+    """By the numbers of `ROW_TILES` whose decode steps have primed attention."""
+    norms: Set[int] = frozenset()
+    """The numbers of `ROW_TILES` whose steps have the primed norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +142,3 @@ def largest_step(depth: int, most: int) -> int:
 def row_tile(rows: int) -> int | None:
     """The smallest of `ROW_TILES` that holds `rows`."""
     return next((tile for tile in ROW_TILES if rows <= tile), None)
-
-
-def measured(capability: tuple[int, int]) -> tuple[Cuts, Tilings]:
-    """For a GPU of that compute capability.
-
-    The library computes products that are missing; `DEFAULT_TILING` is used for missing heads.
-    """
-    return (HOPPER_CUTS, HOPPER_TILINGS) if capability == (9, 0) else ({}, {})

@@ -15,10 +15,10 @@ from blink_persistent.engines.cuda.kernels.choices import (
     DecodeTiling,
     ExpertTiling,
     Shape,
-    measured,
     row_tile,
 )
 from blink_persistent.engines.cuda.kernels.experts import Experts
+from blink_persistent.engines.cuda.kernels.hopper import measured
 from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
 from blink_persistent.engines.cuda.kernels.primed import MakePrimed, no_primed
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
@@ -58,7 +58,8 @@ class FusedKernels(Products, Attention, Experts):
         `chained`: where products are streamed, launch each kernel while the one before it ends,
         which needs a Hopper GPU.
         `decode`, `cuts` and `experts`: how attention and products are cut; by default what was
-        measured on such a device. `make_primed`: what runs this model's primed ones.
+        measured on such a device, without primed kernels. `make_primed`: what runs the primed ones
+        of this model's `cuts`.
         `primed_attention` and `primed_norm` take the place of others where they can.
         """
         on_gpu = torch.device(device).type == "cuda"

@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Shape
+from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Shape, StepChoices
+from blink_persistent.engines.cuda.kernels.primed_attention_cut import (
+    is_attended,
+    likely_attention,
+)
 from blink_persistent.engines.cuda.kernels.primed_cut import WINDOW, PrimedCut, stage_bytes
 from blink_server.importers.checkpoint import Architecture
 
@@ -22,6 +26,9 @@ SHARED_BYTES = 216 << 10
 
 BESIDE_ATTENTION = 152 << 10
 """Of a product that shares its multiprocessor with a block of primed attention of few rows."""
+
+LIKELY_TILES = ROW_TILES[:2]
+"""Of more rows every product was 25 to 130 % slower than a streamed one: see `estimated_us`."""
 
 MEMORY_BANDWIDTH = 4.58e12  # bytes a second, measured
 CACHE_BANDWIDTH = 5.5e12  # of the L2 cache; a guess
@@ -128,6 +135,22 @@ def likely_cuts(
 
 
 _AROUND = ("qkv", "output")
+
+
+def likely_choices(
+    architecture: Architecture, known: StepChoices, *, primed_attention: bool
+) -> StepChoices:
+    """`known`, but for `LIKELY_TILES` primed products and, if asked for, attention.
+
+    The norm is the one that was best beside such products.
+    """
+    attended = primed_attention and is_attended(architecture)
+    cuts = likely_cuts(architecture, primed_attention=attended)
+    return StepChoices(
+        cuts={**known.cuts, **{key: cut for key, cut in cuts.items() if key[1] in LIKELY_TILES}},
+        attentions={tile: likely_attention(tile) for tile in LIKELY_TILES if attended},
+        norms={tile for tile in LIKELY_TILES if tile > ROW_TILES[0]},
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ It loads KV while the product before it ends, and leaves room for the product be
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -40,15 +41,16 @@ class PrimedAttention:
         max_rows: int,
         processors: int,
         device: Any,
-        always: AttentionCut | None = None,
+        cuts: Mapping[int, AttentionCut] | None = None,
     ) -> None:
-        """`always` is taken instead of `likely_attention`. Raises DeviceCodeError or CudaError.
+        """`cuts`: by the numbers of `ROW_TILES` that it is for, by default all, cut as is likely.
 
-        The model's heads have to be such that `is_attended` says so.
+        The model's heads have to be such that `is_attended` says so. Raises DeviceCodeError or
+        CudaError.
         """
         assert is_attended(architecture)
         self._shape, self._processors = architecture, processors
-        self._cuts = {tile: always or likely_attention(tile) for tile in ROW_TILES}
+        self._cuts = cuts or {tile: likely_attention(tile) for tile in ROW_TILES}
         size, rows = architecture.head_dim, min(max_rows, ROW_TILES[-1])
         code = attention_code(self._cuts.values(), size)
         program = gpu.load("primed_attention_gpu.cu", (AttentionCall,), prologue=code)
@@ -62,8 +64,12 @@ class PrimedAttention:
             for cut in set(self._cuts.values())
         }
         splits = max(
-            count * self._splits(count, MOST_SPLITS * architecture.context_length)
-            for count in range(1, rows + 1)
+            (
+                count * self._splits(count, MOST_SPLITS * architecture.context_length)
+                for count in range(1, rows + 1)
+                if row_tile(count) in self._cuts
+            ),
+            default=0,
         )
         floats = {"dtype": torch.float32, "device": device}
         self._partial = torch.zeros(splits * architecture.heads * size, **floats)
@@ -72,7 +78,7 @@ class PrimedAttention:
 
     def takes(self, new: Projected) -> bool:
         """Can it attend to these? Only to the parts that products of the engine's own leave."""
-        return new.qkv.dtype == torch.float32 and row_tile(new.qkv.shape[1]) is not None
+        return new.qkv.dtype == torch.float32 and row_tile(new.qkv.shape[1]) in self._cuts
 
     def __call__(
         self,
@@ -113,7 +119,9 @@ class PrimedAttention:
         kernel.launch(rows * heads.kv_heads * splits, stream, call, chained=chained)
 
     def _cut(self, rows: int) -> AttentionCut:
-        return self._cuts[row_tile(rows) or ROW_TILES[-1]]
+        tile = row_tile(rows)
+        assert tile is not None
+        return self._cuts[tile]
 
     def _splits(self, rows: int, capacity: int) -> int:
         return self._cut(rows).splits(rows, self._shape.kv_heads, capacity, self._processors)

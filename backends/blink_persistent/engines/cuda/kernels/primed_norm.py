@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels.choices import row_tile
+from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, row_tile
 from blink_persistent.engines.cuda.kernels.primed_norm_cut import NormCall, norm_code, norm_cut
 from blink_persistent.gpu.chained_launch import ChainedKernel
 from blink_persistent.gpu.driver import Gpu
@@ -14,8 +16,12 @@ from blink_persistent.gpu.driver import Gpu
 class PrimedNorm:
     """For rows of one size; the `gpu` owns its code."""
 
-    def __init__(self, gpu: Gpu, size: int) -> None:
-        """`size`: a multiple of 4. Raises DeviceCodeError or CudaError."""
+    def __init__(self, gpu: Gpu, size: int, tiles: Collection[int] = ROW_TILES) -> None:
+        """`size`: a multiple of 4; `tiles`: the numbers of `ROW_TILES` that it is for.
+
+        Raises DeviceCodeError or CudaError.
+        """
+        self._tiles = tiles
         warps, each = norm_cut(size)
         program = gpu.load("primed_norm_gpu.cu", (NormCall,), prologue=norm_code(warps, each))
         function = program.function("blink_norm")
@@ -23,7 +29,7 @@ class PrimedNorm:
 
     def takes(self, delta: Tensor) -> bool:
         """Only the parts that products of the engine's own leave."""
-        return delta.dtype == torch.float32 and row_tile(delta.shape[1]) is not None
+        return delta.dtype == torch.float32 and row_tile(delta.shape[1]) in self._tiles
 
     def __call__(
         self,
@@ -49,6 +55,6 @@ class PrimedNorm:
         self._kernel.launch(rows, stream, call, chained=chained)
 
 
-def primed_norm_for(gpu: Gpu, size: int) -> PrimedNorm | None:
-    """The norm of rows of that size, if they can be loaded as it does."""
-    return None if size % 4 else PrimedNorm(gpu, size)
+def primed_norm_for(gpu: Gpu, size: int, tiles: Collection[int] = ROW_TILES) -> PrimedNorm | None:
+    """The norm of rows of that size, if there are such `tiles` and it can load them as it does."""
+    return PrimedNorm(gpu, size, tiles) if tiles and size % 4 == 0 else None

@@ -1,0 +1,208 @@
+"""What was measured to be fastest on an H200: how the kernels of a step are cut, and of which kind.
+
+1, 16 and 64 rows were measured (tests/bench/results/gpu-2026-11-30), for `ROW_TILES` 8, 16 and 64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import TypeVar
+
+from blink_persistent.engines.cuda.kernels.choices import (
+    ROW_TILES,
+    Cut,
+    Cuts,
+    DecodeTiling,
+    Heads,
+    StepChoices,
+    Tilings,
+)
+from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
+from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
+from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
+from blink_server.importers.checkpoint import Architecture
+
+Choice = TypeVar("Choice")
+What = TypeVar("What")
+
+_LLAMA_8B = {  # also Llama 3.1's and Mistral's layers
+    ((6144, 4096), 8): Cut(features=96, step=128, splits=2, stages=4, warps=8),
+    ((6144, 4096), 16): Cut(features=96, step=128, splits=2, stages=4, warps=8),
+    ((6144, 4096), 64): Cut(features=48, step=128, splits=1, stages=5, warps=4),
+    ((4096, 4096), 8): Cut(features=128, step=128, splits=4, stages=4, warps=8),
+    ((4096, 4096), 16): Cut(features=64, step=128, splits=4, stages=5, warps=4),
+    ((4096, 4096), 64): Cut(features=64, step=64, splits=2, stages=8, warps=4),
+    ((28672, 4096), 8): Cut(features=56, step=128, splits=1, stages=3, warps=4),
+    ((28672, 4096), 16): Cut(features=56, step=128, splits=1, stages=3, warps=4),
+    ((28672, 4096), 64): Cut(features=56, step=64, splits=1, stages=4, warps=4),
+    ((4096, 14336), 8): Cut(features=128, step=128, splits=4, stages=4, warps=8),
+    ((4096, 14336), 16): Cut(features=128, step=128, splits=4, stages=4, warps=8),
+    ((4096, 14336), 64): Cut(features=64, step=128, splits=2, stages=5, warps=4),
+    ((128256, 4096), 8): Cut(features=64, step=128, splits=1, stages=3, warps=4),
+    ((128256, 4096), 16): Cut(features=64, step=128, splits=1, stages=3, warps=4),
+    ((128256, 4096), 64): Cut(features=128, step=128, splits=1, stages=4, warps=8),
+}
+_SMOLLM2_135M = {
+    ((960, 576), 8): Cut(features=64, step=64, splits=3, stages=4, warps=4),
+    ((960, 576), 16): Cut(features=64, step=64, splits=3, stages=4, warps=4),
+    ((960, 576), 64): Cut(features=64, step=64, splits=3, stages=8, warps=4),
+    ((576, 576), 8): Cut(features=64, step=64, splits=3, stages=8, warps=4),
+    ((576, 576), 16): Cut(features=64, step=64, splits=3, stages=8, warps=4),
+    ((576, 576), 64): Cut(features=64, step=64, splits=9, stages=8, warps=4),
+    ((3072, 576), 8): Cut(features=64, step=64, splits=1, stages=6, warps=4),
+    ((3072, 576), 16): Cut(features=64, step=64, splits=1, stages=6, warps=4),
+    ((3072, 576), 64): Cut(features=64, step=64, splits=1, stages=6, warps=4),
+    ((576, 1536), 8): Cut(features=64, step=64, splits=8, stages=4, warps=4),
+    ((576, 1536), 16): Cut(features=64, step=64, splits=8, stages=4, warps=4),
+    ((576, 1536), 64): Cut(features=64, step=64, splits=8, stages=8, warps=4),
+}
+_QWEN3_32B = {
+    ((10240, 5120), 8): Cut(features=80, step=64, splits=1, stages=8, warps=4),
+    ((10240, 5120), 16): Cut(features=80, step=128, splits=1, stages=4, warps=8),
+    ((10240, 5120), 32): Cut(features=80, step=64, splits=1, stages=8, warps=8),
+    ((5120, 8192), 8): Cut(features=80, step=128, splits=2, stages=4, warps=8),
+    ((5120, 8192), 16): Cut(features=80, step=128, splits=2, stages=4, warps=8),
+    ((5120, 8192), 64): Cut(features=80, step=128, splits=2, stages=4, warps=8),
+    ((51200, 5120), 8): Cut(features=50, step=128, splits=1, stages=3, warps=4),
+    ((51200, 5120), 16): Cut(features=50, step=128, splits=1, stages=3, warps=4),
+    ((51200, 5120), 64): Cut(features=100, step=64, splits=1, stages=5, warps=8),
+    ((5120, 25600), 8): Cut(features=80, step=64, splits=4, stages=5, warps=4),
+    ((5120, 25600), 16): Cut(features=80, step=64, splits=2, stages=8, warps=4),
+    ((5120, 25600), 32): Cut(features=80, step=128, splits=2, stages=4, warps=8),
+    ((151936, 5120), 8): Cut(features=64, step=128, splits=1, stages=3, warps=4),
+    ((151936, 5120), 16): Cut(features=128, step=128, splits=1, stages=4, warps=8),
+    ((151936, 5120), 64): Cut(features=128, step=128, splits=1, stages=4, warps=8),
+}
+_QWEN3_30B_A3B = {
+    ((5120, 2048), 8): Cut(features=80, step=64, splits=2, stages=8, warps=4),
+    ((5120, 2048), 16): Cut(features=80, step=64, splits=2, stages=8, warps=4),
+    ((5120, 2048), 32): Cut(features=80, step=128, splits=2, stages=4, warps=8),
+    ((2048, 4096), 8): Cut(features=128, step=64, splits=8, stages=8, warps=4),
+    ((2048, 4096), 16): Cut(features=128, step=64, splits=8, stages=8, warps=4),
+    ((2048, 4096), 64): Cut(features=64, step=64, splits=4, stages=8, warps=4),
+    ((128, 2048), 8): Cut(features=64, step=64, splits=1, stages=8, warps=4),
+    ((128, 2048), 16): Cut(features=64, step=64, splits=1, stages=8, warps=4),
+    ((128, 2048), 32): Cut(features=64, step=128, splits=1, stages=3, warps=4),
+    ((151936, 2048), 8): Cut(features=64, step=128, splits=1, stages=3, warps=4),
+    ((151936, 2048), 16): Cut(features=64, step=128, splits=1, stages=3, warps=4),
+    ((151936, 2048), 64): Cut(features=64, step=128, splits=1, stages=3, warps=4),
+}
+_PHI_4 = {
+    ((7680, 5120), 8): Cut(features=120, step=128, splits=2, stages=4, warps=8),
+    ((7680, 5120), 16): Cut(features=120, step=128, splits=2, stages=4, warps=8),
+    ((7680, 5120), 64): Cut(features=60, step=128, splits=1, stages=5, warps=4),
+    ((5120, 5120), 8): Cut(features=80, step=64, splits=2, stages=8, warps=4),
+    ((5120, 5120), 16): Cut(features=80, step=128, splits=2, stages=4, warps=8),
+    ((5120, 5120), 64): Cut(features=80, step=64, splits=2, stages=8, warps=8),
+    ((35840, 5120), 8): Cut(features=70, step=64, splits=1, stages=5, warps=8),
+    ((35840, 5120), 16): Cut(features=70, step=128, splits=1, stages=3, warps=8),
+    ((35840, 5120), 32): Cut(features=70, step=64, splits=1, stages=4, warps=8),
+    ((5120, 17920), 8): Cut(features=80, step=64, splits=2, stages=8, warps=4),
+    ((5120, 17920), 16): Cut(features=80, step=64, splits=2, stages=8, warps=8),
+    ((5120, 17920), 64): Cut(features=80, step=128, splits=2, stages=4, warps=8),
+    ((100352, 5120), 8): Cut(features=64, step=128, splits=1, stages=3, warps=4),
+    ((100352, 5120), 16): Cut(features=64, step=128, splits=1, stages=5, warps=4),
+    ((100352, 5120), 64): Cut(features=128, step=128, splits=1, stages=4, warps=8),
+}
+
+
+def _with_32(measured: Mapping[tuple[What, int], Choice]) -> dict[tuple[What, int], Choice]:
+    """17 to 32 rows were not measured: where nothing else is said they have what 64 have."""
+    of_64 = {(what, 32): choice for (what, tile), choice in measured.items() if tile == 64}
+    return {**of_64, **measured}
+
+
+# Where the library is best at 64 rows, 32 have what was streamed fastest there: at 16 the library
+# takes 5 to 13 % longer, and chaining, for which all products must be streamed, gives 1 to 3 %.
+HOPPER_CUTS: Cuts = _with_32(_LLAMA_8B | _SMOLLM2_135M | _QWEN3_32B | _QWEN3_30B_A3B | _PHI_4)
+
+HOPPER_PRIMED: Cuts = {
+    ((6144, 4096), 8): PrimedCut(
+        blocks=32, splits=4, warps=6, tiles=1, windows=4, stages=8, gated=False
+    ),
+    ((4096, 4096), 8): PrimedCut(
+        blocks=16, splits=8, warps=16, tiles=1, windows=4, stages=3, gated=False
+    ),
+    ((28672, 4096), 8): PrimedCut(
+        blocks=128, splits=1, warps=14, tiles=1, windows=4, stages=3, gated=True
+    ),
+    ((4096, 14336), 8): PrimedCut(
+        blocks=32, splits=4, warps=8, tiles=1, windows=4, stages=6, gated=False
+    ),
+    ((6144, 4096), 16): PrimedCut(
+        blocks=32, splits=4, warps=12, tiles=1, windows=4, stages=4, gated=False
+    ),
+    ((4096, 4096), 16): PrimedCut(
+        blocks=16, splits=8, warps=16, tiles=1, windows=4, stages=3, gated=False
+    ),
+    ((28672, 4096), 16): PrimedCut(
+        blocks=128, splits=1, warps=14, tiles=1, windows=4, stages=3, gated=True
+    ),
+    ((4096, 14336), 16): PrimedCut(
+        blocks=32, splits=4, warps=8, tiles=1, windows=4, stages=6, gated=False
+    ),
+}
+"""In place of `HOPPER_CUTS`, in steps whose layers have no other products."""
+
+HOPPER_TILINGS: Tilings = _with_32(
+    {
+        ((32, 8, 128), 8): DecodeTiling(tile=64, programs=3, warps=4, stages=5),
+        ((32, 8, 128), 16): DecodeTiling(tile=64, programs=4, warps=4, stages=3),
+        ((32, 8, 128), 64): DecodeTiling(tile=64, programs=4, warps=4, stages=3),
+        ((9, 3, 64), 8): DecodeTiling(tile=64, programs=3, warps=4, stages=5),
+        ((9, 3, 64), 16): DecodeTiling(tile=64, programs=4, warps=8, stages=3),
+        ((9, 3, 64), 64): DecodeTiling(tile=64, programs=6, warps=4, stages=3),
+        ((64, 8, 128), 8): DecodeTiling(tile=32, programs=5, warps=4, stages=5),
+        ((64, 8, 128), 16): DecodeTiling(tile=64, programs=4, warps=4, stages=3),
+        ((64, 8, 128), 64): DecodeTiling(tile=32, programs=5, warps=4, stages=5),
+        ((32, 4, 128), 8): DecodeTiling(tile=64, programs=3, warps=4, stages=5),
+        ((32, 4, 128), 16): DecodeTiling(tile=64, programs=3, warps=4, stages=5),
+        ((32, 4, 128), 64): DecodeTiling(tile=64, programs=3, warps=4, stages=5),
+        ((40, 10, 128), 8): DecodeTiling(tile=64, programs=3, warps=4, stages=5),
+        ((40, 10, 128), 16): DecodeTiling(tile=64, programs=3, warps=4, stages=5),
+        ((40, 10, 128), 64): DecodeTiling(tile=64, programs=4, warps=4, stages=3),
+    }
+)
+
+HOPPER_ATTENTIONS: Mapping[tuple[Heads, int], AttentionCut] = {
+    ((32, 8, 128), 16): AttentionCut(warps=8, stages=1, programs=2),
+}
+"""In place of Triton's kernels, in decode steps with primed products."""
+
+HOPPER_NORMS: Set[tuple[int, int]] = {(4096, 16)}
+"""Sizes of rows with numbers of `ROW_TILES`: as `HOPPER_ATTENTIONS`, in all steps."""
+
+
+def measured(capability: tuple[int, int]) -> tuple[Cuts, Tilings]:
+    """Streamed products and Triton's attention, for a GPU of that compute capability.
+
+    The library computes products that are missing; `DEFAULT_TILING` is used for missing heads.
+    """
+    return (HOPPER_CUTS, HOPPER_TILINGS) if capability == (9, 0) else ({}, {})
+
+
+def measured_choices(architecture: Architecture, capability: tuple[int, int]) -> StepChoices:
+    """What a model's steps have on such a GPU.
+
+    Primed kernels only for numbers of rows for which all products of its layers are in the table:
+    one that reads ahead is worth it in a chain, and only such chains were measured.
+    """
+    streamed, _ = measured(capability)
+    if not streamed:
+        return StepChoices()
+    layer = {product.shape for product in step_products(architecture) if product.name != "head"}
+    primed = {tile for tile in ROW_TILES if all((shape, tile) in HOPPER_PRIMED for shape in layer)}
+    heads = architecture.heads, architecture.kv_heads, architecture.head_dim
+    size = architecture.hidden_size
+    return StepChoices(
+        cuts={
+            **streamed,
+            **{(shape, tile): HOPPER_PRIMED[shape, tile] for shape in layer for tile in primed},
+        },
+        attentions={
+            tile: HOPPER_ATTENTIONS[heads, tile]
+            for tile in primed
+            if (heads, tile) in HOPPER_ATTENTIONS
+        },
+        norms={tile for tile in primed if (size, tile) in HOPPER_NORMS},
+    )

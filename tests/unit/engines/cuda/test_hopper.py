@@ -1,0 +1,108 @@
+"""Which kernels a model's steps have by what was measured, and by what is likely."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Cut, StepChoices, row_tile
+from blink_persistent.engines.cuda.kernels.hopper import (
+    HOPPER_CUTS,
+    HOPPER_PRIMED,
+    HOPPER_TILINGS,
+    measured,
+    measured_choices,
+)
+from blink_persistent.engines.cuda.kernels.likely_cuts import (
+    LIKELY_TILES,
+    SHARED_BYTES,
+    likely_choices,
+    step_products,
+)
+from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
+from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
+
+HOPPER = (9, 0)
+LLAMA = ARCHITECTURES["llama-3-8b"]
+MEASURED = ("llama-3-8b", "qwen3-32b", "qwen3-30b-a3b", "phi-4")
+
+
+def kinds(choices: StepChoices, shape: Any, rows: int) -> dict[str, type]:
+    """How each of a model's products is computed in a step of so many rows."""
+    cuts = choices.cuts
+    products = step_products(shape)
+    return {p.name: type(cuts.get((p.shape, row_tile(rows) or 0))) for p in products}
+
+
+@pytest.mark.parametrize("tables", [HOPPER_CUTS, HOPPER_PRIMED])
+def test_what_was_measured_fits_its_shape(tables: Any) -> None:
+    gated = {p.shape for model in MEASURED for p in step_products(ARCHITECTURES[model]) if p.gated}
+    assert tables
+    for (shape, tile), cut in tables.items():
+        size, depth = shape
+        assert cut.fits(size // 2 if shape in gated else size, depth)
+        assert cut.splits == 1 or shape not in gated
+        assert tile in ROW_TILES
+        if isinstance(cut, PrimedCut):
+            assert cut.gated == (shape in gated)
+            assert cut.shared_bytes(tile) <= SHARED_BYTES
+
+
+def test_32_rows_have_streamed_products_and_a_tiling() -> None:
+    for model in MEASURED:
+        shape = ARCHITECTURES[model]
+        found = measured_choices(shape, HOPPER)
+        assert set(kinds(found, shape, 32).values()) == {Cut}
+        assert ((shape.heads, shape.kv_heads, shape.head_dim), 32) in HOPPER_TILINGS
+        assert 32 not in {*found.attentions, *found.norms}
+
+
+def test_llama_has_primed_kernels_where_a_step_was_fastest_with_them() -> None:
+    found = measured_choices(LLAMA, HOPPER)
+    for rows, kind in ((1, PrimedCut), (8, PrimedCut), (9, PrimedCut), (17, Cut), (64, Cut)):
+        of = kinds(found, LLAMA, rows)
+        assert of.pop("head") is Cut
+        assert set(of.values()) == {kind}
+    assert found.attentions == {16: AttentionCut(warps=8, stages=1, programs=2)}
+    assert found.norms == {16}
+
+
+def test_a_vocabulary_that_was_not_measured_is_the_librarys_and_the_rest_as_measured() -> None:
+    mistral = ARCHITECTURES["mistral-7b-v0.3"]
+    found = measured_choices(mistral, HOPPER)
+    of = kinds(found, mistral, 1)
+    assert of.pop("head") is type(None)
+    assert set(of.values()) == {PrimedCut}
+
+
+def test_a_layer_of_which_not_all_is_measured_has_no_primed_kernels() -> None:
+    """They are worth it in a chain only: unchained, steps were 12 % longer than chained."""
+    qwen = ARCHITECTURES["qwen3-8b"]
+    found, missing = measured_choices(qwen, HOPPER), type(None)
+    assert kinds(found, qwen, 1) == {
+        **{"qkv": Cut, "output": Cut},
+        **{"gate_up": missing, "down": missing, "head": missing},
+    }
+    assert not found.attentions
+    assert not found.norms
+
+
+def test_nothing_is_known_of_another_gpu() -> None:
+    assert measured((8, 0)) == ({}, {})
+    assert measured_choices(LLAMA, (8, 0)) == StepChoices()
+
+
+def test_what_is_likely_is_for_few_rows_and_beside_what_was_measured() -> None:
+    known = measured_choices(LLAMA, HOPPER)
+    found = likely_choices(LLAMA, known, primed_attention=True)
+    for tile in ROW_TILES:
+        of = set(kinds(found, LLAMA, tile).values())
+        assert of == ({PrimedCut} if tile in LIKELY_TILES else {Cut})
+    assert set(found.attentions) == set(LIKELY_TILES)
+    assert set(found.norms) <= set(LIKELY_TILES)
+    assert not likely_choices(LLAMA, known, primed_attention=False).attentions
+    odd = replace(LLAMA, heads=18, kv_heads=2)  # nine heads share a key
+    assert not likely_choices(odd, known, primed_attention=True).attentions
