@@ -24,16 +24,26 @@ class Slice(NamedTuple):
 class ParkedSlices:
     """An `exclusive` for `ProvisionLimits` beside one scheduler; keeps all `slices` of it.
 
-    The scheduler may be given later. While it does not run, slices are entered and not kept.
+    The scheduler may be given later. While it does not run, slices are entered and not kept. One
+    whose memory is given back in these slices is left out before, by `beside`.
     """
 
     def __init__(self, scheduler: RunningScheduler | None = None) -> None:
-        self.scheduler = scheduler
+        self._scheduler = scheduler
         self.slices: list[Slice] = []
 
     @contextmanager
+    def beside(self, scheduler: RunningScheduler) -> Iterator[None]:
+        """Inside, this scheduler stands still in the slices; afterwards none does."""
+        self._scheduler = scheduler
+        try:
+            yield
+        finally:
+            self._scheduler = None
+
+    @contextmanager
     def __call__(self) -> Iterator[None]:
-        scheduler = self.scheduler
+        scheduler = self._scheduler
         if scheduler is None or scheduler.is_idle():
             yield
             return
