@@ -72,7 +72,6 @@ class GraphCapture:
 
         Raises CudaError naming the key.
         """
-        free = self._gpu.free_bytes()
         # Largest first: later ones find all memory that they need in the pool.
         keys = _largest_first([self._grid.keys[graph] for graph in graphs])
         numbers = {self._grid.keys[graph]: graph for graph in graphs}
@@ -80,7 +79,6 @@ class GraphCapture:
             with _naming(key):
                 self._capture(numbers[key], key)
             progress(done / len(keys))
-        self.nbytes += free - self._gpu.free_bytes()
 
     def capture_missing(
         self,
@@ -113,10 +111,12 @@ class GraphCapture:
 
     def _capture(self, graph: int, key: GraphKey) -> None:
         source, raw = self._recorder.record(lambda: self._step(key))
+        free = self._gpu.free_bytes()
         try:
             self.executables[graph] = instantiate(self._gpu, self._gpu.driver.CUgraph(raw))
         except GraphRefused as error:
             raise CudaError(f"{error}{self._recorder.explain(raw, error)}") from error
+        self.nbytes += free - self._gpu.free_bytes()
         self.sources[graph] = source
 
 

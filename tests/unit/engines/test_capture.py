@@ -28,13 +28,14 @@ class FakeGpu:
 
     def __init__(self) -> None:
         self.made: list[str] = []
+        self.taken = 0  # bytes, by others
 
     def instantiate(self, graph: str) -> str:
         self.made.append(graph)
         return graph.upper()
 
     def free_bytes(self) -> int:
-        return 10**6 - BYTES * len(self.made)
+        return 10**6 - BYTES * len(self.made) - self.taken
 
 
 @pytest.fixture
@@ -96,6 +97,18 @@ def test_a_part_can_be_captured_first() -> None:
     found.capture(found.missing(), lambda part: None)
     assert found.executables == [name_of(key).upper() for key in GRID.keys]
     assert found.nbytes == BYTES * len(GRID.keys)
+
+
+def test_what_a_step_takes_when_it_is_recorded_is_no_executables() -> None:
+    gpu = FakeGpu()
+
+    def step(key: GraphKey) -> str:
+        gpu.taken = 40 * BYTES  # from the pool of all graphs
+        return name_of(key)
+
+    found = capture(gpu, step)
+    found.capture(range(3), lambda part: None)
+    assert found.nbytes == 3 * BYTES
 
 
 def test_each_key_is_warmed_up_by_the_step_that_is_given() -> None:

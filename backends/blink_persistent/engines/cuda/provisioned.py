@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
 from blink_persistent.engines.cuda.memory import choose_block_count, most_sampled, most_tokens
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.options import CudaOptions
-from blink_persistent.engines.cuda.recorder import TorchRecorder
+from blink_persistent.engines.cuda.recorder import TorchRecorder, empty_caches
 from blink_persistent.engines.cuda.step_tensors import (
     KvCache,
     StepInputs,
@@ -78,11 +79,7 @@ class CudaProvisioned(CapturedEngine):
         self.gpu.close()
         for name in ("captured", "decoder", "inputs", "sampler"):
             self.__dict__.pop(name, None)
-        if _unmaps():
-            torch.cuda.empty_cache()
-        else:
-            with self.gpu.exclusive():
-                torch.cuda.empty_cache()
+        self._empty_caches()
 
     def step(self, key: GraphKey) -> None:
         """Enqueue one step on the current stream, as it is captured."""
@@ -104,6 +101,11 @@ class CudaProvisioned(CapturedEngine):
             progress,
             loading=loading_in_slices(self.gpu.exclusive),
         )
+        self._empty_caches()  # captured steps need nothing of what was allocated to warm up
+
+    def _empty_caches(self) -> None:
+        with nullcontext() if _unmaps() else self.gpu.exclusive():
+            empty_caches()
 
     def _build(
         self,

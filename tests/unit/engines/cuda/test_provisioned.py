@@ -89,6 +89,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
         ("empty_cache", lambda: made.tell("empty cache")),
     ):
         monkeypatch.setattr(torch.cuda, name, stand_in)
+    clear = "_cuda_clearCublasWorkspaces"
+    monkeypatch.setattr(torch._C, clear, lambda: made.tell("clear"), raising=False)
     monkeypatch.setattr(provisioned, "torch", OnCpu())
     monkeypatch.setattr(step_tensors, "device_words", words)
     monkeypatch.setattr(provisioned, "device_words", words)
@@ -157,7 +159,10 @@ def test_every_key_is_captured_with_its_samplers(make: Any, driver: FakeDriver) 
     assert all(engine.graphs)
     assert (engine.shape.block_count, engine.shape.prefill_chunk) == (20, 16)
     assert engine.tables.max_mixed_tokens == 16
+    ready = len(driver.calls)
+    assert "empty cache" in driver.calls, "what only the warm-up needed is kept"
     engine.close()
+    assert driver.calls[ready:].count("clear") == 1
     assert driver.calls[-1] == "empty cache"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from contextlib import nullcontext
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from blink_persistent.engines.cuda.recorder import TorchRecorder
+from blink_persistent.engines.cuda.recorder import TorchRecorder, empty_caches
 
 
 class Stream:
@@ -25,6 +26,7 @@ class Graph:
     """A capture of nothing."""
 
     made: list[weakref.ref[Graph]]
+    told: list[str]
 
     def __init__(self, keep_graph: bool) -> None:
         assert keep_graph
@@ -33,8 +35,10 @@ class Graph:
 
     def capture_begin(self, *, pool: Any, **_: Any) -> None:
         assert pool == (0, 1)
+        self.told.append("begin")
 
     def capture_end(self) -> None:
+        self.told.append("end")
         self.ended = True
 
     def raw_cuda_graph(self) -> int:
@@ -43,15 +47,22 @@ class Graph:
 
 
 @pytest.fixture(autouse=True)
-def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The stand-ins, and what they were asked for."""
+    asked = list[str]()
     for name, stand_in in (
         ("Stream", Stream),
         ("graph_pool_handle", lambda: (0, 1)),
         ("stream", nullcontext),
         ("CUDAGraph", Graph),
+        ("empty_cache", lambda: asked.append("empty caches")),
     ):
         monkeypatch.setattr(torch.cuda, name, stand_in)
+    clear = "_cuda_clearCublasWorkspaces"
+    monkeypatch.setattr(torch._C, clear, lambda: asked.append("clear"), raising=False)
     monkeypatch.setattr(Graph, "made", [], raising=False)
+    monkeypatch.setattr(Graph, "told", asked, raising=False)
+    return asked
 
 
 def living() -> list[bool]:
@@ -85,3 +96,34 @@ def test_the_reason_of_a_failed_capture_is_what_failed_first(
     with pytest.raises(RuntimeError, match="out of memory"):
         recorder.record(step)
     assert len(ended) == 1
+
+
+def test_a_librarys_workspace_is_the_pools_and_ends_with_it(told: list[str]) -> None:
+    """One that PyTorch keeps beyond the capture is another version's too, and never given back."""
+    recorder = TorchRecorder()
+    told.clear()
+    recorder.record(lambda: told.append("step"))
+    assert told == ["clear", "begin", "step", "end", "clear"]
+
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        recorder.record(fail)
+    assert told[-1] == "clear"
+
+
+def test_caches_are_emptied_when_no_other_version_captures(told: list[str]) -> None:
+    """PyTorch refuses to while any thread does."""
+    recorder = TorchRecorder()
+    leaving = threading.Thread(target=empty_caches)
+    told.clear()
+
+    def step() -> None:
+        leaving.start()
+        leaving.join(0.1)  # time for it to come too early
+        told.append("step")
+
+    recorder.record(step)
+    leaving.join()
+    assert told == ["clear", "begin", "step", "end", "clear", "clear", "empty caches"]
