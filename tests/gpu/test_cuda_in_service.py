@@ -153,6 +153,20 @@ def test_the_host_drives_a_grid_that_was_captured_late(
         check(checkpoint, harness, requests)
 
 
+def test_versions_leave_while_another_one_captures(serve: Callable[..., CudaProvisioned]) -> None:
+    """PyTorch fails to give memory back during a capture, of which there are many then."""
+    leaving = [serve() for _ in range(3)]
+    engine = serve(capture="background")
+    try:
+        done = engine.complete(lambda graph, executable: None)
+        for each in leaving:
+            each.close()
+        done.result()
+        assert all(int(graph) for graph in engine.graphs)
+    finally:
+        engine.close()
+
+
 class Held(NamedTuple):
     """Device memory after a round, in bytes: nobody's, PyTorch's tensors', all of PyTorch's."""
 
