@@ -1,0 +1,152 @@
+"""Which kernels the engine launches in a decode step on an H200; nothing is computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("triton", reason="triton is not installed")
+pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+
+from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.kernels import (
+    decode_attention,
+    fused,
+    located,
+    norm,
+    rotary,
+    stream,
+    swiglu,
+)
+from blink_persistent.engines.cuda.kernels.hopper import measured
+from blink_persistent.engines.cuda.model import Decoder, rotary_tables
+from blink_persistent.engines.cuda.options import CudaOptions
+from blink_persistent.engines.cuda.provisioned import CudaProvisioned
+from blink_persistent.engines.cuda.step_tensors import KvCache, Workspace, empty_inputs
+from blink_persistent.engines.cuda.weights import fill_weights
+from blink_persistent.testing.primed_host import HostGpu
+
+HOPPER, PROCESSORS, MAX_ROWS, MAX_BLOCKS, BLOCK_SIZE = (9, 0), 132, 64, 32, 64
+NOWHERE: dict[str, Any] = {"device": "meta", "dtype": torch.bfloat16}
+
+
+class Told(HostGpu):
+    """Tells the names of the kernels that are launched, Triton's too, and which are not chained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def load(self, source: str, structs: Any, *, prologue: str) -> Any:
+        return SimpleNamespace(function=lambda name: name)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        if name == "cuLaunchKernelEx":
+            config, function, *_ = arguments
+            self.tell(function, chained=config.numAttrs == 1)
+
+    def tell(self, name: str, *, chained: bool) -> None:
+        self.names.append(name if chained else f"{name} alone")
+
+    def stand_in(self, name: str) -> Any:
+        def launch(*_: Any, launch_pdl: bool, **options: Any) -> None:
+            self.tell(name, chained=launch_pdl)
+
+        class Kernel:
+            def __getitem__(self, grid: Any) -> Any:
+                return launch
+
+        return Kernel()
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """An H200 for the engine."""
+    told = Told()
+    for module, name in (
+        (located, "locate_decode"),
+        (norm, "embed_norm"),
+        (norm, "add_norm"),
+        (rotary, "rotate_append"),
+        (decode_attention, "attend_split"),
+        (decode_attention, "combine_splits"),
+        (stream, "stream_product"),
+        (swiglu, "swiglu"),
+    ):
+        monkeypatch.setattr(module, name, told.stand_in(name))
+    properties = SimpleNamespace(major=9, minor=0, multi_processor_count=PROCESSORS)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(fused, "measured", lambda capability: measured(HOPPER))
+    return told
+
+
+def launches(gpu: Told, model: str, rows: int, **options: bool) -> list[str]:
+    """Of a step with one layer."""
+    shape = ARCHITECTURES[model]
+    asked = CudaOptions(
+        architecture=shape, file=None, block_size=BLOCK_SIZE, block_count=None, **options
+    )
+    engine: Any = SimpleNamespace(
+        device=torch.device("meta"),
+        gpu=gpu,
+        grid=SimpleNamespace(max_rows=MAX_ROWS),
+        limits=SimpleNamespace(max_blocks=MAX_BLOCKS),
+    )
+    kernels = CudaProvisioned._kernels(engine, asked)
+    short = replace(shape, layers=1)
+    decoder = Decoder(
+        architecture=short,
+        weights=fill_weights(short, lambda name, part: None, **NOWHERE),
+        rotary=rotary_tables(short, 64, device="meta"),
+        cache=KvCache.allocate(short, 2, BLOCK_SIZE, **NOWHERE),
+        work=Workspace.allocate(short, MAX_ROWS, MAX_ROWS, **NOWHERE),
+        kernels=kernels,
+    )
+    gpu.names.clear()
+    decoder.decode(empty_inputs(MAX_ROWS, MAX_ROWS, MAX_BLOCKS, device="meta"), rows)
+    return gpu.names
+
+
+BEGIN, TRITONS = ["locate_decode", "embed_norm"], ["rotate_append", "attend_split"]
+LLAMA = {
+    1: [
+        *("blink_product_6_1_8_4_8", *TRITONS, "combine_splits", "blink_product_16_1_8_4_3"),
+        *("add_norm", "blink_gated_14_1_8_4_3", "blink_product_8_1_8_4_6", "add_norm"),
+    ],
+    16: [
+        *("blink_product_12_1_16_4_4", "blink_attention_8_128_1", "blink_product_16_1_16_4_3"),
+        *("blink_norm", "blink_gated_14_1_16_4_3", "blink_product_8_1_16_4_6", "blink_norm"),
+    ],
+    64: [
+        *("stream_product", *TRITONS, "stream_product", "add_norm"),
+        *("stream_product", "stream_product", "add_norm"),
+    ],
+}  # as measured: tests/bench/results/gpu-2026-11-30
+
+
+@pytest.mark.parametrize("rows", LLAMA)
+def test_a_step_of_llama_is_the_one_that_was_measured(gpu: Told, rows: int) -> None:
+    assert launches(gpu, "llama-3-8b", rows) == [*BEGIN, *LLAMA[rows], "stream_product"]
+
+
+@pytest.mark.parametrize(("rows", "like"), [(8, 1), (9, 16), (17, 64), (33, 64)])
+def test_rows_between_have_what_the_next_larger_ones_have(gpu: Told, rows: int, like: int) -> None:
+    found = [name for name in launches(gpu, "llama-3-8b", rows) if name != "combine_splits"]
+    layer = [name for name in LLAMA[like] if name != "combine_splits"]
+    assert found == [*BEGIN, *layer, "stream_product"]
+
+
+@pytest.mark.parametrize("primed_attention", [False, True])
+def test_what_is_likely_can_be_asked_for(gpu: Told, primed_attention: bool) -> None:
+    asked = {"primed_products": True, "primed_attention": primed_attention}
+    for rows in (1, 16, 64):
+        found = launches(gpu, "phi-4", rows, **asked)
+        products = sum(name.startswith(("blink_product", "blink_gated")) for name in found)
+        assert products == (0 if rows == 64 else 5)
+        attends = any(name.startswith("blink_attention") for name in found)
+        assert attends == (primed_attention and rows < 64)
