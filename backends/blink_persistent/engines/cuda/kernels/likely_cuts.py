@@ -1,7 +1,8 @@
 """Ways to cut a product in CUDA C++, and which of them is likely the best.
 
-Nothing here has been measured: `likely_cut` goes by arithmetic, from the bandwidths of the memory
-and of the L2 cache, and from how long a warp takes for its step. Of `primed_candidates`
+`likely_cut` goes by arithmetic: the bandwidths of the memory and of the L2 cache, and how long a
+warp takes for its step. Its constants are fitted to what an H200 measured, 86 cuts of Llama-3-8B's
+products (tests/bench/results/gpu-2026-11-30): errors of 5 %. Of `primed_candidates`
 `tests/bench/gpu/primed_products.py` measures those with the least estimates.
 """
 
@@ -28,14 +29,19 @@ BESIDE_ATTENTION = 152 << 10
 """Of a product that shares its multiprocessor with a block of primed attention of few rows."""
 
 LIKELY_TILES = ROW_TILES[:2]
-"""Of more rows every product was 25 to 130 % slower than a streamed one: see `estimated_us`."""
+"""Of 64 rows every product was 25 to 73 % slower than a streamed one, and by `kernel_us` those of
+32 are slower too: multiplications take longer than the memory."""
 
 MEMORY_BANDWIDTH = 4.58e12  # bytes a second, measured
-CACHE_BANDWIDTH = 5.5e12  # of the L2 cache; a guess
+SHORT_RUNS = 0.92  # of it, where a step has 128 bytes of a row, not 256
+CACHE_BANDWIDTH = 4.8e12  # of the L2 cache
 CLOCK = 1.755e9  # cycles a second
-STEP_CYCLES = 250  # of a warp's step, beside its windows: barrier, addresses, copies; a guess
-WINDOW_CYCLES = 110  # at least: two multiplications in a row and what they read; a guess
-MULTIPLICATION_CYCLES = 6.5  # where many are under way; a guess
+START_US = 6.4  # of a kernel whose weights are all there: the first activations, the sum, its end
+STEP_CYCLES = 360  # of a warp's step, beside its multiplications: barrier, addresses, copies
+PAIR_CYCLES = 57  # of two multiplications in a row and what they read
+WARP_CYCLES = 18  # of each warp's step, where there are many
+BUSY_PAIR_CYCLES = 9.6  # and of its two multiplications
+SHARPNESS = 9.5  # how little the others add to what takes longest
 LATE_US = 2.0  # of a product that cannot begin to load beside the norm before it; a guess
 MOST_WARPS = 16  # of a block, with 128 registers a thread
 SPLITS = (1, 2, 3, 4, 5, 7, 8, 16)
@@ -68,23 +74,38 @@ def primed_candidates(
 
 
 def estimated_us(cut: PrimedCut, shape: Shape, row_tile: int) -> float:
-    """Of a product of so many rows, those of its kernel and of reading its parts after it."""
+    """Of a product of so many rows in a step: its kernel, what reads its parts, and its delay."""
+    size = shape[0] // (2 if cut.gated else 1)
+    late = 0.0 if leaves_registers(cut) else LATE_US
+    return kernel_us(cut, shape, row_tile) + _part_bytes(cut, size, row_tile) / _cache() + late
+
+
+def kernel_us(cut: PrimedCut, shape: Shape, row_tile: int) -> float:
+    """Of one such product after the other: reading the memory, the L2 cache, or multiplying."""
     size, depth = shape[0] // (2 if cut.gated else 1), shape[1]
     whole = -(-size // cut.tile_features)
     each = -(-whole // cut.blocks)
     passes = -(-each // (cut.warps * cut.tiles))
     weights = 2 * shape[0] * depth
     activations = 2 * cut.blocks * passes * row_tile * depth
-    parts = (2 if cut.gated else 4) * cut.splits * row_tile * size
     unevenness = each * cut.blocks / whole
-    memory = weights / MEMORY_BANDWIDTH * (1 + unevenness) / 2
-    cache = (weights + activations + parts) / CACHE_BANDWIDTH
+    bandwidth = 1e-6 * MEMORY_BANDWIDTH * (1.0 if cut.windows > 2 else SHORT_RUNS)
+    memory = weights / bandwidth * (1 + unevenness) / 2
+    cache = (weights + activations + _part_bytes(cut, size, row_tile)) / _cache()
     steps = passes * depth // (cut.splits * cut.windows * WINDOW)
-    multiplications = 2 * cut.tiles * row_tile // 8
-    window = max(WINDOW_CYCLES, MULTIPLICATION_CYCLES * multiplications)
-    warp = steps * (STEP_CYCLES + cut.windows * window) / CLOCK
-    late = 0.0 if leaves_registers(cut) else LATE_US
-    return 1e6 * (max(memory, cache, warp) + parts / CACHE_BANDWIDTH) + late
+    pairs = cut.windows * cut.tiles * row_tile // 8
+    alone = STEP_CYCLES + PAIR_CYCLES * pairs
+    busy = cut.warps * (WARP_CYCLES + BUSY_PAIR_CYCLES * pairs)
+    multiply = START_US + 1e6 * steps * max(alone, busy) / CLOCK
+    return float(sum(us**SHARPNESS for us in (memory, cache, multiply)) ** (1 / SHARPNESS))
+
+
+def _cache() -> float:
+    return 1e-6 * CACHE_BANDWIDTH
+
+
+def _part_bytes(cut: PrimedCut, size: int, row_tile: int) -> int:
+    return (2 if cut.gated else 4) * cut.splits * row_tile * size
 
 
 def leaves_registers(cut: PrimedCut) -> bool:

@@ -65,14 +65,12 @@ def attention_code(cuts: Iterable[AttentionCut], head_dim: int) -> str:
 
 
 def likely_attention(row_tile: int) -> AttentionCut:
-    """For so many rows of `ROW_TILES`: by arithmetic, not measured.
+    """For so many rows of `ROW_TILES`: the best of six in Llama-3-8B's steps of 1 and 16 rows.
 
-    Few rows' blocks leave room for the next product; many rows' have to be resident all at once.
+    Many rows' blocks have to be resident all at once; none was as fast as Triton's kernels.
     """
-    if row_tile <= 8:
-        return AttentionCut(warps=4, stages=2, programs=1)
-    if row_tile <= 32:
-        return AttentionCut(warps=4, stages=2, programs=2)
+    if row_tile <= 16:
+        return AttentionCut(warps=8, stages=1, programs=2)
     return AttentionCut(warps=4, stages=1, programs=4)
 
 
