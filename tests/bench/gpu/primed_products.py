@@ -9,8 +9,9 @@ the least estimates. "chain": a step's products with the norms between them, wit
 attention, so that the distance to the products' floor is what the products lose and what lies
 between them. "step": a whole decode step but for the sampler. Both with the library's, the
 streamed, the primed products, and with the best of each, these two also with the primed norm;
-unchained too. "attention": the step with the best products, and with those that leave attention
-room, and each cut of primed attention, with either norm.
+unchained too. "attention": the step with the best products and each cut of attention, Triton's
+(null: the table's) and primed, with either norm; of primed attention also with products that leave
+it room.
 "small kernels with all shared memory" is the shortest step again, with Triton's kernels asking for
 the primed ones' share of a multiprocessor's memory, which has to be empty to change its share.
 "kernels" are those of the shortest step, launched eagerly. What is printed last are lines of the
@@ -34,6 +35,7 @@ from engine_choices import (
     MODELS,
     PROCESSORS,
     ROWS,
+    TILINGS,
     Bench,
     candidates,
     kernels_of,
@@ -42,7 +44,7 @@ from engine_choices import (
 from triton_kernels import TritonKernels
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import Cut, row_tile
+from blink_persistent.engines.cuda.kernels.choices import Cut, DecodeTiling, row_tile
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.hopper import HOPPER_CUTS
 from blink_persistent.engines.cuda.kernels.likely_cuts import (
@@ -165,25 +167,26 @@ class Contest:
                           step=round(step, 1))  # fmt: skip
 
     def with_attention(self) -> None:
-        """The step with every cut of primed attention, and with none."""
+        """The step with every cut of attention, Triton's and primed."""
         bench = self.bench
-        offers: list[AttentionCut | None] = [None]
+        offers: list[AttentionCut | DecodeTiling | None] = [None, *TILINGS]
         if is_attended(bench.shape):
             offers += ATTENTIONS
         shortest: tuple[float, Any] = (math.inf, None)
         for offer in offers:
-            bench.primed_attention = offer and PrimedAttention(
-                self.gpu,
-                bench.shape,
-                max_rows=MAX_ROWS,
-                processors=PROCESSORS,
-                device="cuda",
-                cuts={self.tile: offer},
-            )
-            ways = ("best", self.chosen("best")), ("beside", self.beside)
+            tiling, ways = None, [("best", self.chosen("best"))]
+            bench.primed_attention = None
+            if isinstance(offer, DecodeTiling):
+                tiling = offer
+            elif offer is not None:
+                sizes: dict[str, Any] = {"max_rows": MAX_ROWS, "processors": PROCESSORS}
+                bench.primed_attention = PrimedAttention(
+                    self.gpu, bench.shape, device="cuda", cuts={self.tile: offer}, **sizes
+                )
+                ways.append(("beside", self.beside))
             for (way, cuts), norm in itertools.product(ways, (None, self.norm)):
                 bench.primed_norm = norm
-                kernels = bench.kernels(cuts, None)
+                kernels = bench.kernels(cuts, tiling)
                 us = bench.step_us(self.rows, kernels)
                 self.note("attention", rows=self.rows, way=way, primed_norm=norm is not None,
                           us=round(us, 1), cut=offer and asdict(offer))  # fmt: skip
