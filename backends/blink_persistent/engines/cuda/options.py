@@ -5,8 +5,9 @@ random ones need model, a name of `ARCHITECTURES`, and no file. dtype: of weight
 KV entries, "bfloat16". block_size: KV entries of a block.
 block_count: blocks of KV memory, the null block included; by default what memory is left. capture:
 "all" graphs before the version is ready, or a coarse part of the grid, and the rest in the
-"background" of the requests. decode_kernels: "measured", or those that have not been measured yet:
-"primed_products", or "primed", attention too. device, scheduler: see `place.py`.
+"background" of the requests. decode_kernels: "measured", those that were fastest, or primed ones in
+all steps of few rows: "primed_products", or "primed", attention too. device, scheduler: see
+`place.py`.
 """
 
 from __future__ import annotations
