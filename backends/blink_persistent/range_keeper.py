@@ -19,6 +19,7 @@ from typing import Any
 
 from blink_persistent.lines import LineSocket, listen
 from blink_persistent.ring import LAYOUT_HASH
+from blink_persistent.thread_names import helper_name
 from blink_server.errors import BlinkError
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class RangeKeeper(ABC):
         self.selector = selectors.DefaultSelector()
         """Its data is called with the file object that is readable."""
         self._stop_pipe = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=helper_name("leases"), daemon=True)
 
     def start(self) -> None:
         """Serve from now on."""

@@ -26,6 +26,7 @@ from typing import Any
 
 from blink_persistent.lines import LineSocket, listen
 from blink_persistent.ring import LAYOUT_HASH
+from blink_persistent.thread_names import helper_name
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,9 @@ class RingOffer:
         self._flushed = threading.Event()
         self._listener = listen(socket_path)
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread = threading.Thread(target=self._run, name="agent offer", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=helper_name("agent offer"), daemon=True
+        )
 
     def start(self) -> None:
         """Serve from now on."""

@@ -18,6 +18,7 @@ from blink_persistent.gpu.engine_buffers import EngineLimits, allocate_engine, m
 from blink_persistent.gpu.structs import EngineTables
 from blink_persistent.graph_grid import GraphGrid, GraphKey
 from blink_persistent.graph_lookup import coarse_part
+from blink_persistent.thread_names import helper_name
 from blink_server.backend import ModelVersion
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,9 @@ class CapturedEngine:
         self.gpu = Gpu(exclusive=limits.exclusive)
         self.first_graphs = coarse_part(grid) if in_background else range(len(grid.keys))
         self._closing = threading.Event()
-        self._capturing = ThreadPoolExecutor(1, "capture", initializer=self.gpu.make_current)
+        self._capturing = ThreadPoolExecutor(
+            1, helper_name("capture"), initializer=self.gpu.make_current
+        )
 
     @property
     def graphs(self) -> list[Any]:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 from blink_persistent.gpu_runner.residents import Residents
 from blink_persistent.gpu_runner.service import GpuLost
+from blink_persistent.thread_names import helper_name
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def pulsing(residents: Residents, make_current: Callable[[], None]) -> Iterator[
     """
     stop = threading.Event()
     thread = threading.Thread(
-        target=_pulse, args=(residents, make_current, stop), name="pulse", daemon=True
+        target=_pulse, args=(residents, make_current, stop), name=helper_name("pulse"), daemon=True
     )
     thread.start()
     try:
