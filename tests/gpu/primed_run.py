@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from blink_persistent.engines.cuda.kernels.choices import ROW_TILES
+from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cut
 from blink_persistent.engines.cuda.kernels.primed import PrimedProducts
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
@@ -103,7 +104,10 @@ def tables_of(rows: int) -> Any:
 
 def check_attention(gpu: Any) -> None:
     sizes: dict[str, Any] = {"max_rows": 8, "processors": 131, "device": DEVICE}
-    for cut in (None, AttentionCut(warps=2, stages=1, programs=4)):
+    for cut in (
+        *(None, AttentionCut(warps=2, stages=1, programs=4)),
+        *(DirectCut(), DirectCut(warps=2, clustered=True)),
+    ):
         attention = PrimedAttention(gpu, SHAPE, cuts=cut and dict.fromkeys(ROW_TILES, cut), **sizes)
         for rows in (1, 5):
             pages = torch.randn(2, rows * MAX_BLOCKS, SHAPE.kv_heads, BLOCK_SIZE, SHAPE.head_dim)

@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels.choices import ROW_TILES
+from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Projected, Rotary
@@ -23,7 +24,10 @@ pytestmark = pytest.mark.gpu
 BLOCK_SIZE, MAX_BLOCKS, CONTEXT = 64, 32, 2048
 BFLOAT16 = 1e-2  # ||difference|| / ||expected||
 LENGTHS = (1024, 0, 1, 17, 65, 2048, 500, 63)
-CUTS = [None, AttentionCut(warps=4, stages=1, programs=4), AttentionCut(warps=8, stages=1)]
+CUTS = [
+    *(None, AttentionCut(warps=4, stages=1, programs=4), AttentionCut(warps=8, stages=1)),
+    *(DirectCut(programs=3), DirectCut(clustered=True), DirectCut(warps=8, resident=2)),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +93,7 @@ def same(found: tuple[Any, Any, Any], expected: tuple[Any, Any, Any]) -> bool:
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("model", ["smollm2-135m", "llama-3-8b", "qwen2.5-7b", "qwen3-32b"])
-def test_it_attends_as_plain_pytorch_does(model: str, cut: AttentionCut | None) -> None:
+def test_it_attends_as_plain_pytorch_does(model: str, cut: AttentionCut | DirectCut | None) -> None:
     shape = ARCHITECTURES[model]
     with Gpu() as gpu:
         sizes: dict[str, Any] = {"max_rows": 64, "processors": 131, "device": "cuda"}
@@ -103,13 +107,15 @@ def test_it_attends_as_plain_pytorch_does(model: str, cut: AttentionCut | None) 
         torch.cuda.synchronize()
 
 
-def test_chained_after_what_it_reads_it_waits() -> None:
+@pytest.mark.parametrize("cut", [None, DirectCut(), DirectCut(clustered=True)], ids=str)
+def test_chained_after_what_it_reads_it_waits(cut: DirectCut | None) -> None:
     """The projection is written by the kernel ahead, again and again, in one graph."""
     shape = ARCHITECTURES["llama-3-8b"]
     row = Row(shape, 1, 2)
     projections = [torch.randn_like(row.new.qkv) for _ in range(8)]
     with Gpu() as gpu:
-        primed = PrimedAttention(gpu, shape, max_rows=64, processors=131, device="cuda")
+        sizes: dict[str, Any] = {"max_rows": 8, "processors": 131, "device": "cuda"}
+        primed = PrimedAttention(gpu, shape, cuts={8: cut} if cut else None, **sizes)
         outs = [torch.zeros_like(row.new.queries) for _ in projections]
         pages = row.keys.clone(), row.values.clone()
 

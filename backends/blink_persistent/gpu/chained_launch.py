@@ -17,7 +17,7 @@ class ChainedKernel:
     """
 
     def __init__(self, gpu: Gpu, function: Any, *, threads: int, shared_bytes: int) -> None:
-        """`function`: of `DeviceProgram.function`."""
+        """`function`: of `DeviceProgram.function`. Raises CudaError."""
         self._gpu, self._function = gpu, function
         self._threads, self._shared_bytes = threads, shared_bytes
         wanted = gpu.driver.CUfunction_attribute
@@ -27,8 +27,18 @@ class ChainedKernel:
         share = wanted.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
         gpu.call("cuFuncSetAttribute", function, share, 100)
 
-    def launch(self, grid: int, stream: int, *arguments: Any, chained: bool) -> None:
+    def allow_large_clusters(self) -> None:
+        """Of up to 16 blocks, instead of 8. Raises CudaError."""
+        allowed = self._gpu.driver.CUfunction_attribute
+        large = allowed.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        self._gpu.call("cuFuncSetAttribute", self._function, large, 1)
+
+    def launch(
+        self, grid: int, stream: int, *arguments: Any, chained: bool, cluster: int = 1
+    ) -> None:
         """Launch, or record, that many blocks; each argument is a value of `ctypes`.
+
+        `cluster`: how many blocks run together, a divisor of `grid`.
 
         Waits as `Gpu.launch` does. Raises CudaError.
         """
@@ -37,12 +47,20 @@ class ChainedKernel:
         config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self._threads, 1, 1
         config.sharedMemBytes, config.hStream = self._shared_bytes, driver.CUstream(stream)
+        kind, attributes = driver.CUlaunchAttributeID, []
         if chained:
             overlap = driver.CUlaunchAttribute()
-            kind = driver.CUlaunchAttributeID
             overlap.id = kind.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             overlap.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [overlap], 1
+            attributes.append(overlap)
+        if cluster > 1:
+            together = driver.CUlaunchAttribute()
+            together.id = kind.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            size = together.value.clusterDim
+            size.x, size.y, size.z = cluster, 1, 1
+            attributes.append(together)
+        if attributes:
+            config.attrs, config.numAttrs = attributes, len(attributes)
         places = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         launch = partial(
             self._gpu.call,

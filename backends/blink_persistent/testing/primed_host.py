@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut, direct_code
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import (
     AttentionCall,
     AttentionCut,
@@ -23,6 +24,7 @@ try:
 except ImportError:
     driver = None
 
+AnyAttention = AttentionCut | DirectCut
 _ANY_PAGES = 1 << 16  # as many as no test has
 _FAULTS = ("early_reads", "outside", "misaligned", "bank_conflicts")
 
@@ -85,24 +87,34 @@ class HostProducts:
 class HostAttention:
     """The compiled attention, for heads of a size."""
 
-    def __init__(self, cuts: Iterable[AttentionCut], head_dim: int) -> None:
+    def __init__(self, cuts: Iterable[AnyAttention], head_dim: int) -> None:
         """Raises EngineFailure with the compiler's words."""
-        code = attention_code(cuts, head_dim)
-        library = compile_host_library("primed_attention_host.cc", code)
-        self._library, self._head_dim = ctypes.CDLL(str(library)), head_dim
+        cuts = set(cuts)
+        primed = {cut for cut in cuts if isinstance(cut, AttentionCut)}
+        direct = {cut for cut in cuts if isinstance(cut, DirectCut)}
+        codes = {
+            AttentionCut: ("primed_attention_host.cc", attention_code(primed, head_dim)),
+            DirectCut: ("direct_attention_host.cc", direct_code(direct, head_dim)),
+        }
+        self._head_dim = head_dim
+        self._libraries = {
+            kind: ctypes.CDLL(str(compile_host_library(*code))) for kind, code in codes.items()
+        }
 
-    def shared_bytes(self, cut: AttentionCut) -> int:
-        """What the kernel itself says it needs."""
-        name = cut.kernel_name(self._head_dim)
-        return int(getattr(self._library, name)(None, 0, False, 0, None))
+    def shared_bytes(self, cut: AnyAttention, heads: int) -> int:
+        """What the kernel itself says it needs, for groups of so many heads."""
+        return int(self._kernel(cut)(None, heads, False, 0, None))
 
-    def run(self, cut: AttentionCut, call: AttentionCall, pages: int, way: Way = Way()) -> None:
+    def _kernel(self, cut: AnyAttention) -> Any:
+        return getattr(self._libraries[type(cut)], cut.kernel_name(self._head_dim))
+
+    def run(self, cut: AnyAttention, call: AttentionCall, pages: int, way: Way = Way()) -> None:
         """For KV of so many blocks.
 
         Fails where lanes wait for good, or a fault happened.
         """
         faults = Faults()
-        stuck = getattr(self._library, cut.kernel_name(self._head_dim))(
+        stuck = self._kernel(cut)(
             *(ctypes.byref(call), pages),
             *(ctypes.c_bool(way.copies_late), way.seed, ctypes.byref(faults)),
         )
@@ -119,6 +131,7 @@ class Launch:
     threads: int
     shared_bytes: int
     chained: bool
+    cluster: int = 1
 
 
 class HostGpu:
@@ -144,7 +157,12 @@ class HostGpu:
             return
         config, function, places, _ = arguments
         sizes = config.gridDimX, config.blockDimX, config.sharedMemBytes
-        self.launches.append(Launch(function.name, *sizes, chained=config.numAttrs == 1))
+        kinds = driver.CUlaunchAttributeID
+        attributes = {attribute.id: attribute.value for attribute in config.attrs}
+        chained = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION in attributes
+        together = attributes.get(kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+        cluster = together.clusterDim.x if together is not None else 1
+        self.launches.append(Launch(function.name, *sizes, chained=chained, cluster=cluster))
         faults = Faults()
         assert not function.run(places, self._way, faults)
         assert not faults.found()
@@ -183,7 +201,7 @@ class HostFunction:
             sizes = [ctypes.c_uint32.from_address(place) for place in at[3:]]
             return int(self.call(*arrays, *sizes, late, way.seed, seen))
         parameters = ctypes.c_uint64.from_address(places).value
-        more = (_ANY_PAGES, late) if self.source == "primed_attention_gpu.cu" else ()
+        more = (_ANY_PAGES, late) if "attention" in self.source else ()
         return int(self.call(ctypes.c_void_p(parameters), *more, way.seed, seen))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut, direct_code
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import (
     AttentionCall,
     AttentionCut,
@@ -20,7 +21,11 @@ from blink_persistent.gpu.structs import layout_assertions
 from blink_persistent.testing.primed_host import HostAttention, Way, bfloat16, float32
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-CUTS = (AttentionCut(warps=2, stages=1), AttentionCut(warps=2, stages=2), AttentionCut(warps=3))
+DIRECT, CLUSTERED = DirectCut(warps=2), DirectCut(warps=3, clustered=True)
+CUTS = (
+    *(AttentionCut(warps=2, stages=1), AttentionCut(warps=2, stages=2), AttentionCut(warps=3)),
+    *(DIRECT, CLUSTERED),
+)
 WAYS = [Way(late, seed) for late in (False, True) for seed in (1, 2)]
 PAGES, BLOCK_SIZE, CONTEXT = 44, 32, 300
 EPSILON = 1e-5
@@ -149,7 +154,7 @@ def attentions() -> dict[int, HostAttention]:
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_a_rows_new_token_attends_to_all_its_entries(
-    attentions: dict[int, HostAttention], name: str, cut: AttentionCut
+    attentions: dict[int, HostAttention], name: str, cut: AttentionCut | DirectCut
 ) -> None:
     for way in WAYS:
         problem = Problem(CASES[name])
@@ -180,10 +185,14 @@ def test_a_rows_new_token_attends_to_all_its_entries(
 @pytest.mark.parametrize("bad", [slice(40, 41), slice(0, 100)], ids=["one", "all"])
 @pytest.mark.parametrize("splits", [1, 3, 11])
 def test_entries_that_are_no_numbers_are_their_own_rows_alone(
-    attentions: dict[int, HostAttention], cut: AttentionCut, part: int, bad: slice, splits: int
+    attentions: dict[int, HostAttention],
+    cut: AttentionCut | DirectCut,
+    part: int,
+    bad: slice,
+    splits: int,
 ) -> None:
     """And NaN in what is no row's entry has no effect."""
-    problem = Problem(Case(lengths=(101, 0, 1, 33), splits=splits))
+    problem = Problem(Case(lengths=(101, 0, 1, 39), splits=splits))
     expected = [problem.expected(row) if n else 0 for row, n in enumerate(problem.case.lengths)]
     for pages in problem.pages:
         kept = pages.copy()
@@ -207,7 +216,10 @@ def test_a_kernel_has_the_shared_memory_that_it_is_launched_with(
 ) -> None:
     for size, attention in attentions.items():
         for cut in CUTS:
-            assert attention.shared_bytes(cut) == cut.shared_bytes(size)
+            for heads in (1, 5, 8):
+                direct = isinstance(cut, DirectCut)
+                given = cut.shared_bytes(size, heads) if direct else cut.shared_bytes(size)
+                assert attention.shared_bytes(cut, heads) == given
 
 
 @pytest.mark.parametrize(("rows", "kv_heads"), [(1, 8), (16, 8), (64, 3), (1000, 8)])
@@ -217,11 +229,22 @@ def test_splits_fill_the_processors_and_no_more(rows: int, kv_heads: int) -> Non
     assert splits == 64 or rows * kv_heads * (splits + 1) > 3 * 131
 
 
+def test_a_cluster_has_a_power_of_two_of_blocks() -> None:
+    found = {
+        CLUSTERED.splits(rows, 8, capacity, 131)
+        for rows in range(1, 20)
+        for capacity in (64, 1 << 20)
+    }
+    assert found == {1, 2, 4, 8, 16}
+    assert DirectCut(most=8).splits(1, 8, 1 << 20, 131) == 8
+
+
 def test_the_kernels_compile_where_there_is_a_device_compiler(device_compiler: None) -> None:
-    code = device_code.compile_program(
-        "primed_attention_gpu.cu",
-        arch="sm_90",
-        prologue=attention_code([AttentionCut()], 128),
-        epilogue=layout_assertions([AttentionCall]),
-    )
-    assert AttentionCut().kernel_name(128).encode() in code
+    mirrors = layout_assertions([AttentionCall])
+    for source, cuts, text in (
+        ("primed_attention_gpu.cu", [AttentionCut()], attention_code([AttentionCut()], 128)),
+        ("direct_attention_gpu.cu", [DIRECT, CLUSTERED], direct_code([DIRECT, CLUSTERED], 128)),
+    ):
+        code = device_code.compile_program(source, arch="sm_90", prologue=text, epilogue=mirrors)
+        for cut in cuts:
+            assert cut.kernel_name(128).encode() in code

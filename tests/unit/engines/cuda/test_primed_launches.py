@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
 
+from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cuts
 from blink_persistent.engines.cuda.kernels.primed import PrimedProducts, primed_on
@@ -34,6 +35,8 @@ SIZES = {"hidden_size": 192, "intermediate_size": 256, "vocabulary_size": 150, "
 SHAPE = tiny_architecture(**HEADS, **SIZES, context_length=256)
 BLOCK_SIZE, MAX_BLOCKS, CONTEXT = 32, 8, 256
 CUT = AttentionCut(warps=2, stages=2, programs=4)
+DIRECT = DirectCut(warps=2, programs=4)
+CLUSTERED = DirectCut(warps=2, programs=4, clustered=True)
 BFLOAT16 = 2e-2  # ||difference|| / ||expected|| that bfloat16 arithmetic may make in few layers
 
 
@@ -124,9 +127,10 @@ def projected(rows: int) -> Projected:
 
 
 @pytest.mark.parametrize("lengths", [(70,), (200, 0, 33, 1)])
-def test_attention_is_that_of_plain_pytorch(gpu: Any, lengths: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("cut", [CUT, DIRECT, CLUSTERED], ids=str)
+def test_attention_is_that_of_plain_pytorch(gpu: Any, cut: Any, lengths: tuple[int, ...]) -> None:
     torch.manual_seed(1)
-    rows, cut = len(lengths), CUT
+    rows = len(lengths)
     sizes: dict[str, Any] = {"max_rows": 8, "processors": 3, "device": "cpu"}
     attention = PrimedAttention(gpu, SHAPE, cuts={8: cut}, **sizes)
     pages = rows * MAX_BLOCKS
@@ -146,9 +150,15 @@ def test_attention_is_that_of_plain_pytorch(gpu: Any, lengths: tuple[int, ...]) 
         found.append((out, keys, values))
     for expected, other in zip(*found, strict=True):
         torch.testing.assert_close(other, expected, atol=0.03, rtol=0.02)
-    splits = 6 if rows == 1 else 1
-    shared, blocks = cut.shared_bytes(SHAPE.head_dim), rows * SHAPE.kv_heads * splits
-    assert gpu.launches == [Launch(cut.kernel_name(64), blocks, 64, shared, chained=False)]
+    most = 4 if cut is CLUSTERED else 6
+    splits = most if rows == 1 else 1
+    group = () if cut is CUT else (3,)
+    shared, blocks = cut.shared_bytes(SHAPE.head_dim, *group), rows * SHAPE.kv_heads * splits
+    cluster = splits if cut is CLUSTERED else 1
+    expected_launch = Launch(
+        cut.kernel_name(64), blocks, 64, shared, chained=False, cluster=cluster
+    )
+    assert gpu.launches == [expected_launch]
 
 
 def test_what_the_library_computed_is_for_the_other_kernels(gpu: Any) -> None:

@@ -39,6 +39,26 @@ class Fibers {
         std::vector<uint32_t> waiting_;
     };
 
+    // Those that wait go on when it is next told.
+    class Event {
+      public:
+        explicit Event(Fibers& fibers) : fibers_(fibers) {}
+
+        void wait() {
+            waiting_.push_back(fibers_.current_);
+            fibers_.leave();
+        }
+
+        void tell() {
+            fibers_.runnable_.insert(fibers_.runnable_.end(), waiting_.begin(), waiting_.end());
+            waiting_.clear();
+        }
+
+      private:
+        Fibers& fibers_;
+        std::vector<uint32_t> waiting_;
+    };
+
     explicit Fibers(uint32_t seed) : random_(seed) {}
 
     // `work(thread)` by `count` fibers; returns when all are done. Throws where some wait for good.
@@ -54,7 +74,7 @@ class Fibers {
             swapcontext(&main_, &fibers_[current_].context);
             ended += fibers_[current_].ended ? 1u : 0u;
         }
-        if (ended != count) throw std::runtime_error("fibers wait at a barrier that not all reach");
+        if (ended != count) throw std::runtime_error("fibers wait for what does not come");
     }
 
   private:

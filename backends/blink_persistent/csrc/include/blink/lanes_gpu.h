@@ -45,6 +45,14 @@ class GpuLanes {
     __device__ static Value fetch(const Value* from) {
         return __ldcg(from);
     }
+    // Past the L1 cache, too, and with the other sectors of a line; begun where it stands.
+    __device__ static Chunk load_ahead(const uint16_t* from) {
+        Chunk value;
+        asm volatile("ld.global.cg.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
+                     : "l"(__cvta_generic_to_global(from)));
+        return value;
+    }
     __device__ static Chunk read(const Chunk* from) {
         const uint4 value = *reinterpret_cast<const uint4*>(from);
         return {value.x, value.y, value.z, value.w};
@@ -60,6 +68,37 @@ class GpuLanes {
                      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
                      : "memory");
         return value;
+    }
+
+    __device__ static uint32_t transpose(uint32_t word) {
+        uint32_t value;
+        asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(value) : "r"(word));
+        return value;
+    }
+
+    __device__ static void open_mailbox(uint64_t* mailbox, uint32_t bytes) {
+        const uint32_t place = place_of(mailbox);
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(place) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(place), "r"(bytes) : "memory");
+    }
+    __device__ static void enter_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+    __device__ static void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+    __device__ static void send(float* to, uint64_t* mailbox, uint32_t rank, float value) {
+        asm volatile(
+            "{\n\t.reg .u32 place, box;\n\t"
+            "mapa.shared::cluster.u32 place, %0, %2;\n\t"
+            "mapa.shared::cluster.u32 box, %1, %2;\n\t"
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [place], %3, [box];\n\t}" ::"r"(place_of(to)),
+            "r"(place_of(mailbox)), "r"(rank), "r"(__float_as_uint(value))
+            : "memory");
+    }
+    __device__ static void await_mailbox(uint64_t* mailbox) {
+        asm volatile(
+            "{\n\t.reg .pred full;\n\t"
+            "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 full, [%0], 0;\n\t"
+            "@!full bra again;\n\t}" ::"r"(place_of(mailbox))
+            : "memory");
     }
 
     __device__ uint32_t arrive(uint32_t* counter) {
@@ -79,6 +118,10 @@ class GpuLanes {
     }
 
   private:
+    __device__ static uint32_t place_of(const void* shared) {
+        return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+    }
+
     void* shared_;
 };
 

@@ -10,6 +10,8 @@
 #include <deque>
 #include <limits>
 #include <map>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "fibers.h"
@@ -41,11 +43,18 @@ struct Range {
     }
 };
 
+struct HostCluster;
+
 // What the threads of one block share.
 struct HostBlock {
     HostBlock(uint32_t number, uint32_t warps, size_t shared_bytes, bool copies_late, uint32_t seed)
-        : number(number), copies_late(copies_late), fibers(seed), barrier(fibers, 32 * warps),
-          shared(shared_bytes / 16) {
+        : HostBlock(std::make_shared<Fibers>(seed), number, warps, shared_bytes, copies_late) {}
+
+    // Beside others on the same fibers.
+    HostBlock(std::shared_ptr<Fibers> shared_fibers, uint32_t number, uint32_t warps, size_t shared_bytes,
+              bool copies_late)
+        : number(number), copies_late(copies_late), own_fibers(std::move(shared_fibers)), fibers(*own_fibers),
+          barrier(fibers, 32 * warps), mail(fibers), shared((shared_bytes + 15) / 16) {
         std::memset(static_cast<void*>(shared.data()), 0xff, 16 * shared.size());
         for (uint32_t i = 0; i < warps; ++i) this->warps.emplace_back(fibers);
     }
@@ -69,14 +78,36 @@ struct HostBlock {
 
     const uint32_t number;
     const bool copies_late;
-    Fibers fibers;
+    const std::shared_ptr<Fibers> own_fibers;
+    Fibers& fibers;
     Fibers::Barrier barrier;
+    HostCluster* cluster = nullptr;
+    Fibers::Event mail;
+    std::optional<uint32_t> mail_expected;  // bytes that are still to come
     std::vector<Chunk> shared;
     uint32_t before = 0;  // a counter's number that one thread tells all
     std::deque<Warp> warps;
     std::vector<Range> constant;   // what copies and loads may read at any time
     std::vector<Range> published;  // what the kernel ahead writes
     Faults faults;
+};
+
+// Blocks that run at once.
+struct HostCluster {
+    HostCluster(uint32_t first, uint32_t count, uint32_t warps, size_t shared_bytes, bool copies_late, uint32_t seed)
+        : fibers(std::make_shared<Fibers>(seed)), threads(32 * warps), barrier(*fibers, count * threads) {
+        for (uint32_t i = 0; i < count; ++i)
+            blocks.emplace_back(fibers, first + i, warps, shared_bytes, copies_late).cluster = this;
+    }
+
+    // `work(lanes)` by every thread. False where some wait for good.
+    template <class Work>
+    bool run(Work work);
+
+    const std::shared_ptr<Fibers> fibers;
+    const uint32_t threads;  // of a block
+    Fibers::Barrier barrier;
+    std::deque<HostBlock> blocks;
 };
 
 class HostLanes {
@@ -123,6 +154,7 @@ class HostLanes {
         check_source(from, sizeof *from);
         return *from;
     }
+    Chunk load_ahead(const uint16_t* from) { return load(from); }
     Chunk read(const Chunk* from) {
         note_read(from);
         return *checked(from);
@@ -145,6 +177,43 @@ class HostLanes {
             value.word[i] = (first >> shift & 0xffff) | (second >> shift & 0xffff) << 16;
         }
         return value;
+    }
+
+    // Lane 4 * g + t tells columns 2 * t and 2 * t + 1 of row g.
+    uint32_t transpose(uint32_t word) {
+        auto& lanes = next_lanes();
+        lanes[thread_ % 32].a[0] = word;
+        warp_.barrier.arrive_and_wait();
+        const uint32_t g = thread_ % 32 / 4, t = thread_ % 4, shift = g % 2 * 16;
+        const uint32_t first = lanes[4 * (2 * t) + g / 2].a[0], second = lanes[4 * (2 * t + 1) + g / 2].a[0];
+        return (first >> shift & 0xffff) | (second >> shift & 0xffff) << 16;
+    }
+
+    void open_mailbox(uint64_t* mailbox, uint32_t bytes) {
+        check_mailbox(mailbox);
+        block_.mail_expected = bytes;
+    }
+    void enter_cluster() {}
+    void await_cluster() {
+        block_.cluster->barrier.arrive_and_wait();
+        cluster_begun_ = true;
+    }
+    void send(float* to, uint64_t* mailbox, uint32_t rank, float value) {
+        check_mailbox(mailbox);
+        HostBlock& other = block_.cluster->blocks.at(rank);
+        const size_t at = reinterpret_cast<char*>(to) - reinterpret_cast<char*>(block_.shared.data());
+        if (!cluster_begun_ || !other.mail_expected || *other.mail_expected < sizeof value ||
+            at + sizeof value > sizeof(Chunk) * other.shared.size()) {
+            block_.faults.outside += 1;
+            return;
+        }
+        std::memcpy(reinterpret_cast<char*>(other.shared.data()) + at, &value, sizeof value);
+        *other.mail_expected -= sizeof value;
+        if (*other.mail_expected == 0) other.mail.tell();
+    }
+    void await_mailbox(uint64_t* mailbox) {
+        check_mailbox(mailbox);
+        while (block_.mail_expected != 0u) block_.mail.wait();
     }
 
     // Blocks run one after the other, so that there is nothing to order.
@@ -189,6 +258,12 @@ class HostLanes {
             block_.faults.outside += 1;
     }
 
+    void check_mailbox(const uint64_t* mailbox) {
+        if (reinterpret_cast<uintptr_t>(mailbox) % sizeof *mailbox != 0) block_.faults.misaligned += 1;
+        if (!Range{block_.shared.data(), 16 * block_.shared.size()}.holds(mailbox, sizeof *mailbox))
+            block_.faults.outside += 1;
+    }
+
     // Itself; the first chunk where it lies outside.
     template <class Pointer>
     Pointer checked(Pointer at) {
@@ -215,11 +290,25 @@ class HostLanes {
     HostBlock::Warp& warp_;
     const uint32_t thread_;
     bool awaited_ = false;
+    bool cluster_begun_ = false;
     uint32_t parity_ = 0;
     uint32_t reads_ = 0;
     std::vector<Copy> open_;
     std::deque<std::vector<Copy>> groups_;
 };
+
+template <class Work>
+bool HostCluster::run(Work work) {
+    try {
+        fibers->run(threads * static_cast<uint32_t>(blocks.size()), [&](uint32_t thread) {
+            HostLanes lanes(blocks[thread / threads], thread % threads);
+            work(lanes);
+        });
+    } catch (const std::runtime_error&) {
+        return false;
+    }
+    return true;
+}
 
 template <class Work>
 bool HostBlock::run(Work work) {

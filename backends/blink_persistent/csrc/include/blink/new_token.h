@@ -29,14 +29,20 @@ class NewToken {
     BLINK_DEV void project(bool has_new) {
         for (uint32_t i = port_.thread(); i < kMostGroup * kRowChunks; i += 32 * kWarps)
             if (i >= group_.heads * kRowChunks) port_.write(heads_ + i, Chunk{});
-        for (uint32_t head = warp_; head < group_.heads + (has_new ? 2 : 0); head += kWarps) {
-            const bool is_query = head < group_.heads;
-            const bool is_value = head == group_.heads + 1;
-            const uint32_t first = is_query ? group_.kv_head * group_.heads + head : a_.heads + group_.kv_head;
-            float low[2], high[2];
-            sum_parts((first + (is_value ? a_.kv_heads : 0)) * kHeadDim, low, high);
-            if (!is_value) turn(is_query ? a_.q_norm : a_.k_norm, low, high);
-            if (2 * lane_ < kHalf) keep(is_query ? head : kMostGroup + head - group_.heads, low, high);
+        // Two heads' parts are loaded before either is turned.
+        const uint32_t count = group_.heads + (has_new ? 2 : 0);
+        for (uint32_t first = warp_; first < count; first += 2 * kWarps) {
+            const uint32_t number = first + kWarps < count ? 2 : 1;
+            float low[2][2], high[2][2];
+            sum_parts(first, number, low, high);
+#pragma unroll
+            for (uint32_t i = 0; i < 2; ++i) {
+                const uint32_t head = first + i * kWarps;
+                if (i >= number) continue;
+                if (head <= group_.heads) turn(head < group_.heads ? a_.q_norm : a_.k_norm, low[i], high[i]);
+                if (2 * lane_ < kHalf)
+                    keep(head < group_.heads ? head : kMostGroup + head - group_.heads, low[i], high[i]);
+            }
         }
     }
 
@@ -45,37 +51,59 @@ class NewToken {
     static constexpr uint32_t kRowChunks = kHeadDim / 8;
     static constexpr uint32_t kAtOnce = 4;  // parts that are loaded before any is added
 
-    // Two elements of each half of a head, and their parts in the same order as elsewhere.
-    BLINK_DEV void sum_parts(uint32_t place, float (&low)[2], float (&high)[2]) {
+    // Where a head begins in the projection: one of the group's, its key's, its value's.
+    BLINK_DEV uint32_t place_of(uint32_t head) const {
+        const uint32_t shared = a_.heads + group_.kv_head + (head == group_.heads + 1 ? a_.kv_heads : 0);
+        return (head < group_.heads ? group_.kv_head * group_.heads + head : shared) * kHeadDim;
+    }
+
+    // Two elements of each half of heads `first` and, where `number` is 2, `first` + kWarps; their
+    // parts in the same order as elsewhere.
+    BLINK_DEV void sum_parts(uint32_t first, uint32_t number, float (&low)[2][2], float (&high)[2][2]) {
         const uint32_t width = (a_.heads + 2 * a_.kv_heads) * kHeadDim;
         const uint32_t i = 2 * lane_ < kHalf ? 2 * lane_ : 0;
-        low[0] = low[1] = high[0] = high[1] = 0.0f;
-        const float* from = a_.qkv + static_cast<uint64_t>(group_.row) * width + place + i;
+        const uint32_t places[2] = {place_of(first) + i, place_of(number == 2 ? first + kWarps : first) + i};
+        const float* from = a_.qkv + static_cast<uint64_t>(group_.row) * width;
         const uint64_t stride = static_cast<uint64_t>(a_.rows) * width;
+#pragma unroll
+        for (uint32_t n = 0; n < 2; ++n) low[n][0] = low[n][1] = high[n][0] = high[n][1] = 0.0f;
 #pragma unroll 1
         for (uint32_t part = 0; part < a_.parts; part += kAtOnce) {
-            float loaded[kAtOnce][4];
+            uint64_t loaded[kAtOnce][2][2];
 #pragma unroll
             for (uint32_t k = 0; k < kAtOnce; ++k) {
 #pragma unroll
-                for (uint32_t j = 0; j < 4; ++j)
-                    loaded[k][j] = part + k < a_.parts ? port_.fetch(from + j / 2 * kHalf + j % 2) : 0.0f;
+                for (uint32_t n = 0; n < 2; ++n)
+#pragma unroll
+                    for (uint32_t half = 0; half < 2; ++half)
+                        loaded[k][n][half] =
+                            part + k < a_.parts && n < number ? pair(from + places[n] + half * kHalf) : 0;
                 from += stride;
             }
 #pragma unroll
             for (uint32_t k = 0; k < kAtOnce; ++k) {
 #pragma unroll
-                for (uint32_t j = 0; j < 2; ++j) {
-                    low[j] += loaded[k][j];
-                    high[j] += loaded[k][2 + j];
+                for (uint32_t n = 0; n < 2; ++n) {
+                    add(low[n], loaded[k][n][0]);
+                    add(high[n], loaded[k][n][1]);
                 }
             }
         }
         if (a_.bias == nullptr) return;
-        for (uint32_t j = 0; j < 2; ++j) {
-            low[j] += float_of(a_.bias[place + i + j]);
-            high[j] += float_of(a_.bias[place + i + kHalf + j]);
+#pragma unroll
+        for (uint32_t n = 0; n < 2; ++n) {
+            for (uint32_t j = 0; j < 2; ++j) {
+                low[n][j] += float_of(a_.bias[places[n] + j]);
+                high[n][j] += float_of(a_.bias[places[n] + kHalf + j]);
+            }
         }
+    }
+
+    BLINK_DEV uint64_t pair(const float* from) { return port_.fetch(reinterpret_cast<const uint64_t*>(from)); }
+
+    BLINK_DEV static void add(float (&sums)[2], uint64_t values) {
+        sums[0] += from_bits(static_cast<uint32_t>(values));
+        sums[1] += from_bits(static_cast<uint32_t>(values >> 32));
     }
 
     // The head's norm, if it has one, and the rotation of each element with that in the other half.

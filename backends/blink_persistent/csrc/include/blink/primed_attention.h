@@ -15,6 +15,7 @@
 #pragma once
 
 #include "new_token.h"
+#include "split_sum.h"
 
 namespace blink {
 
@@ -226,36 +227,9 @@ class PrimedAttention {
         if (element == 0) a_.log_sums[at * a_.splits + split_] = total == 0.0f ? -infinity() : best + log2f(total);
     }
 
-    // A few at a time, all loaded before any is used.
     BLINK_DEV void join_splits(uint32_t head, uint32_t element) {
-        constexpr uint32_t kAtOnce = 8;
         const uint64_t at = static_cast<uint64_t>(group_.row) * a_.heads + group_.kv_head * group_.heads + head;
-        const float* log_sums = a_.log_sums + at * a_.splits;
-        const float* partial = a_.partial + at * a_.splits * kHeadDim + element;
-        float best = -infinity(), total = 0.0f, value = 0.0f;
-#pragma unroll 1
-        for (uint32_t first = 0; first < a_.splits; first += kAtOnce) {
-            float log_sum[kAtOnce], part[kAtOnce], now = best;
-#pragma unroll
-            for (uint32_t i = 0; i < kAtOnce; ++i) {
-                const bool known = first + i < a_.splits;
-                log_sum[i] = known ? port_.fetch(log_sums + first + i) : -infinity();
-                part[i] = known ? port_.fetch(partial + static_cast<uint64_t>(first + i) * kHeadDim) : 0.0f;
-            }
-#pragma unroll
-            for (uint32_t i = 0; i < kAtOnce; ++i) now = fmaxf(now, log_sum[i]);
-            const float fade = best > -infinity() ? exp2f(best - now) : 0.0f;
-            total *= fade;
-            value *= fade;
-#pragma unroll
-            for (uint32_t i = 0; i < kAtOnce; ++i) {
-                const float weight = log_sum[i] == -infinity() ? 0.0f : exp2f(log_sum[i] - now);
-                total += weight;
-                value += weight * part[i];
-            }
-            best = now;
-        }
-        store_feature(a_.out + at * kHeadDim + element, total == 0.0f ? 0.0f : value / total);
+        store_feature(a_.out + at * kHeadDim + element, sum_splits<Port, kHeadDim>(port_, a_, at, element));
     }
 
     Port& port_;

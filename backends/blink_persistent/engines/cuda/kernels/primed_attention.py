@@ -6,13 +6,14 @@ It loads KV while the product before it ends, and leaves room for the product be
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, row_tile
+from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut, direct_code
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import (
     MOST_SPLITS,
     AttentionCall,
@@ -25,6 +26,8 @@ from blink_persistent.engines.cuda.kernels.protocol import Projected
 from blink_persistent.gpu.chained_launch import ChainedKernel
 from blink_persistent.gpu.driver import Gpu
 from blink_server.importers.checkpoint import Architecture
+
+AnyAttention = AttentionCut | DirectCut
 
 
 class PrimedAttention:
@@ -41,7 +44,7 @@ class PrimedAttention:
         max_rows: int,
         processors: int,
         device: Any,
-        cuts: Mapping[int, AttentionCut] | None = None,
+        cuts: Mapping[int, AnyAttention] | None = None,
     ) -> None:
         """`cuts`: by the numbers of `ROW_TILES` that it is for, by default all, cut as is likely.
 
@@ -52,17 +55,7 @@ class PrimedAttention:
         self._shape, self._processors = architecture, processors
         self._cuts = cuts or {tile: likely_attention(tile) for tile in ROW_TILES}
         size, rows = architecture.head_dim, min(max_rows, ROW_TILES[-1])
-        code = attention_code(self._cuts.values(), size)
-        program = gpu.load("primed_attention_gpu.cu", (AttentionCall,), prologue=code)
-        self._kernels = {
-            cut: ChainedKernel(
-                gpu,
-                program.function(cut.kernel_name(size)),
-                threads=32 * cut.warps,
-                shared_bytes=cut.shared_bytes(size),
-            )
-            for cut in set(self._cuts.values())
-        }
+        self._kernels = load_attentions(gpu, set(self._cuts.values()), architecture)
         splits = max(
             (
                 count * self._splits(count, MOST_SPLITS * architecture.context_length)
@@ -115,13 +108,44 @@ class PrimedAttention:
             splits=splits,
         )
         stream = torch.cuda.current_stream().cuda_stream
-        kernel = self._kernels[self._cut(rows)]
-        kernel.launch(rows * heads.kv_heads * splits, stream, call, chained=chained)
+        cut = self._cut(rows)
+        kernel = self._kernels[cut]
+        blocks, cluster = rows * heads.kv_heads * splits, splits if is_clustered(cut) else 1
+        kernel.launch(blocks, stream, call, chained=chained, cluster=cluster)
 
-    def _cut(self, rows: int) -> AttentionCut:
+    def _cut(self, rows: int) -> AnyAttention:
         tile = row_tile(rows)
         assert tile is not None
         return self._cuts[tile]
 
     def _splits(self, rows: int, capacity: int) -> int:
         return self._cut(rows).splits(rows, self._shape.kv_heads, capacity, self._processors)
+
+
+def load_attentions(
+    gpu: Gpu, cuts: Set[AnyAttention], architecture: Architecture
+) -> dict[AnyAttention, ChainedKernel]:
+    """Their kernels, which the `gpu` owns. Raises DeviceCodeError or CudaError."""
+    size, group = architecture.head_dim, architecture.heads // architecture.kv_heads
+    primed = {cut: cut.shared_bytes(size) for cut in cuts if isinstance(cut, AttentionCut)}
+    direct = {cut: cut.shared_bytes(size, group) for cut in cuts if isinstance(cut, DirectCut)}
+    sources: list[tuple[str, Mapping[Any, int], str]] = [
+        ("primed_attention_gpu.cu", primed, attention_code(primed, size)),
+        ("direct_attention_gpu.cu", direct, direct_code(direct, size)),
+    ]
+    kernels: dict[AnyAttention, ChainedKernel] = {}
+    for source, of_kind, code in sources:
+        if not of_kind:
+            continue
+        program = gpu.load(source, (AttentionCall,), prologue=code)
+        for cut, shared in of_kind.items():
+            function = program.function(cut.kernel_name(size))
+            kernels[cut] = ChainedKernel(gpu, function, threads=32 * cut.warps, shared_bytes=shared)
+            if is_clustered(cut):
+                kernels[cut].allow_large_clusters()
+    return kernels
+
+
+def is_clustered(cut: AnyAttention) -> bool:
+    """Are a row's splits the blocks of a cluster?"""
+    return isinstance(cut, DirectCut) and cut.clustered

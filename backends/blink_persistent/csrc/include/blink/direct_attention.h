@@ -1,0 +1,346 @@
+// Attention of one query a row over paged KV that goes from memory straight into registers, in the
+// fragments that it is multiplied in. So a block needs little shared memory, and is there, its first
+// entries on their way, while the projection's blocks still fill their multiprocessors.
+//
+// Rotation of the new token's heads, its append to the KV and the sum over splits are part of it.
+// One source for the GPU (lanes_gpu.h) and, lane by lane, for the host that tests it
+// (lanes_host.h). Beside what primed_attention.h asks for, a Port must offer:
+//
+//   load_ahead(global)              16 bytes that no kernel under way writes
+//   transpose(word)                 movmatrix: of 8x8 elements, two of a row in a lane's word
+//   enter_cluster(), await_cluster()
+//                                   the halves of a barrier of all threads of a cluster's blocks
+//   open_mailbox(mailbox, bytes)    by one thread, before it enters: so many bytes are to come
+//   send(shared, mailbox, rank, value), await_mailbox(mailbox)
+//                                   to the same places in another block of the cluster; until all is there
+#pragma once
+
+#include "new_token.h"
+#include "split_sum.h"
+
+namespace blink {
+
+// A block computes one split of one row's group, up to 8 heads; a warp takes 16 entries at a time.
+// The last split has the new token. Where `kClustered`, a row's splits are the blocks of a cluster,
+// each of which sums a share of the mixture.
+//
+// Fragments: as in primed_attention.h, but lane 4 * g + t holds 16 bytes of values of entry g as it
+// does of keys; a word of them, transposed among the lanes, is two entries of one element.
+template <class Port, uint32_t kWarps, uint32_t kHeadDim, bool kClustered>
+class DirectAttention {
+  public:
+    static constexpr uint32_t kThreads = 32 * kWarps;
+    static constexpr uint32_t kRowChunks = kHeadDim / 8;
+    static constexpr uint32_t kWindows = kHeadDim / 32;
+    static constexpr uint32_t kPitch = kHeadDim + 1;  // of a head that a warp hands in: no two lanes in one bank
+    static constexpr uint32_t kMostBlocks = 16;       // of a cluster
+    static_assert(kHeadDim == 64 || kHeadDim == 128);
+
+    // Dynamic shared memory of a block, for groups of so many heads.
+    BLINK_DEV static uint32_t shared_bytes(uint32_t heads) {
+        const uint32_t received = heads * (kHeadDim + 2 * kMostBlocks) + kMostBlocks;
+        return 16 * (kMostGroup + 2) * kRowChunks + 8 +
+               4 * (kMostGroup + kWarps * heads * (kPitch + 2) + (kClustered ? received : 0));
+    }
+
+    BLINK_DEV DirectAttention(Port& port, const AttentionCall& a)
+        : port_(port), a_(a), warp_(port.thread() / 32), lane_(port.thread() % 32), split_(port.block() % a.splits),
+          group_{port.block() / a.splits / a.kv_heads, port.block() / a.splits % a.kv_heads, a.heads / a.kv_heads},
+          heads_(static_cast<Chunk*>(port.shared())),
+          mailbox_(reinterpret_cast<uint64_t*>(heads_ + (kMostGroup + 2) * kRowChunks)),
+          new_scores_(reinterpret_cast<float*>(mailbox_ + 1)), handed_in_(new_scores_ + kMostGroup),
+          tallies_(handed_in_ + kWarps * group_.heads * (kPitch + 2)),
+          received_(tallies_ + 2 * group_.heads * a.splits) {}
+
+    BLINK_DEV void run() {
+        port_.let_next_in();
+        if (kClustered) {
+            if (port_.thread() == 0) port_.open_mailbox(mailbox_, bytes_received());
+            port_.sync_warp();
+            port_.enter_cluster();
+        }
+        const auto length = static_cast<uint32_t>(a_.lengths[group_.row]);
+        const uint32_t old = length > 0 ? length - 1 : 0;
+        const uint32_t share = (old + 16 * a_.splits - 1) / (16 * a_.splits) * 16;
+        const uint32_t begin = least(split_ * share, old), end = least(begin + share, old);
+        NewToken<Port, kWarps, kHeadDim> token(port_, a_, group_, heads_);
+        uint32_t at = begin + 16 * warp_;
+        Chunk keys[kWindows][2], values[kWindows][2];
+        load(a_.keys, at, end, keys);
+        load(a_.values, at, end, values);
+        token.locate(old);
+        has_new_ = length > 0 && split_ == a_.splits - 1;
+        port_.await_previous();
+        token.project(has_new_);
+        port_.sync();
+        clear();
+        for (; at < end; at += 16 * kWarps) {
+            port_.sync_warp();  // queries are read again: kept, they would take registers of the entries
+            float scores[2][4] = {};
+            multiply(keys, scores);
+            load(a_.keys, at + 16 * kWarps, end, keys);
+            uint32_t weights[2];
+            const float fade = weigh(scores, end - at, weights);
+            mix(values, fade, weights);
+            load(a_.values, at + 16 * kWarps, end, values);
+        }
+        if (has_new_) score_new();
+        hand_in();
+        port_.sync();
+        if (kClustered)
+            sum_in_cluster();
+        else
+            sum_alone();
+    }
+
+  private:
+    BLINK_DEV static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+    // Elements of the mixture that a block of a cluster sums.
+    BLINK_DEV static uint32_t share_of(uint32_t heads, uint32_t splits) {
+        return (heads * kHeadDim + splits - 1) / splits;
+    }
+
+    // The warp's entries from `at` on. In place of what is behind `end`, whose weight is zero, the
+    // last one before it.
+    BLINK_DEV void load(const uint16_t* pages, uint32_t at, uint32_t end, Chunk (&entries)[kWindows][2]) {
+        if (at >= end) return;
+        const uint64_t first = group_.entry(a_, at);
+        const uint32_t g = lane_ / 4, t = lane_ % 4, last = end - at - 1;
+#pragma unroll
+        for (uint32_t half = 0; half < 2; ++half) {
+            const uint16_t* from = pages + (first + least(8 * half + g, last)) * kHeadDim + 8 * t;
+#pragma unroll
+            for (uint32_t window = 0; window < kWindows; ++window)
+                entries[window][half] = port_.load_ahead(from + 32 * window);
+        }
+    }
+
+    BLINK_DEV void clear() {
+        best_ = -infinity();
+        total_ = 0.0f;
+#pragma unroll
+        for (uint32_t i = 0; i < kHeadDim / 4; ++i) mixed_[i / 4][i % 4] = 0.0f;
+    }
+
+    // Of head g: entries 2 * t and 2 * t + 1, and those 8 further.
+    BLINK_DEV void multiply(const Chunk (&keys)[kWindows][2], float (&scores)[2][4]) {
+        const uint32_t g = lane_ / 4, t = lane_ % 4;
+        float more[2][4] = {};  // so that a multiplication waits for fewer others
+#pragma unroll
+        for (uint32_t window = 0; window < kWindows; ++window) {
+            const Chunk q = port_.read(heads_ + key_place<kHeadDim>(g, 4 * window + t));
+            const uint32_t first[4] = {q.word[0], 0, q.word[1], 0}, second[4] = {q.word[2], 0, q.word[3], 0};
+#pragma unroll
+            for (uint32_t half = 0; half < 2; ++half) {
+                port_.multiply(scores[half], first, keys[window][half].word);
+                port_.multiply(more[half], second, keys[window][half].word + 2);
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) scores[i / 2][i % 2] += more[i / 2][i % 2];
+    }
+
+    // Returns by what earlier weights of head g fade.
+    BLINK_DEV float weigh(float (&scores)[2][4], uint32_t known, uint32_t (&weights)[2]) {
+        const uint32_t t = lane_ % 4;
+        float now = best_;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            float& score = scores[i / 2][i % 2];
+            score = i / 2 * 8 + 2 * t + i % 2 < known ? score * a_.scale : -infinity();
+            now = fmaxf(now, score);
+        }
+        now = fmaxf(now, port_.exchange_xor(now, 1));
+        now = fmaxf(now, port_.exchange_xor(now, 2));
+        const float fade = exp2f(best_ - now);
+        total_ *= fade;
+#pragma unroll
+        for (uint32_t half = 0; half < 2; ++half) {
+            const float first = exp2f(scores[half][0] - now), second = exp2f(scores[half][1] - now);
+            total_ += first + second;
+            weights[half] = pack_bfloat16(first, second);
+        }
+        best_ = now;
+        return fade;
+    }
+
+    // Of heads 2 * t and 2 * t + 1.
+    BLINK_DEV void mix(const Chunk (&values)[kWindows][2], float fade, const uint32_t (&weights)[2]) {
+        const uint32_t t = lane_ % 4;
+        const float fades[2] = {port_.exchange(fade, 8 * t), port_.exchange(fade, 8 * t + 4)};
+#pragma unroll
+        for (uint32_t i = 0; i < kHeadDim / 16; ++i) {
+            const Chunk(&both)[2] = values[i / 2];
+            uint32_t part[4];
+#pragma unroll
+            for (uint32_t j = 0; j < 4; ++j) part[j] = port_.transpose(both[j / 2].word[i % 2 * 2 + j % 2]);
+#pragma unroll
+            for (uint32_t j = 0; j < 4; ++j) mixed_[i][j] *= fades[j % 2];
+            port_.multiply(mixed_[i], part, weights);
+        }
+    }
+
+    // Of mixed_[i][j], of head 2 * t + j % 2.
+    BLINK_DEV static uint32_t element_of(uint32_t g, uint32_t i, uint32_t j) {
+        return i / 2 * 32 + g / 2 * 8 + i % 2 * 4 + j / 2 * 2 + g % 2;
+    }
+
+    // The new token's, of a head a warp: it is an entry of its own.
+    BLINK_DEV void score_new() {
+        for (uint32_t head = warp_; head < group_.heads; head += kWarps) {
+            float sum = 0.0f;
+            if (lane_ < kRowChunks) {
+                const Chunk &q = heads_[key_place<kHeadDim>(head, lane_)],
+                            &k = heads_[key_place<kHeadDim>(kMostGroup, lane_)];
+#pragma unroll
+                for (uint32_t i = 0; i < 4; ++i)
+                    sum += float_of(q.word[i] & 0xffff) * float_of(k.word[i] & 0xffff) +
+                           float_of(q.word[i] >> 16) * float_of(k.word[i] >> 16);
+            }
+            for (uint32_t mask = 16; mask > 0; mask /= 2) sum += port_.exchange_xor(sum, mask);
+            if (lane_ == 0) new_scores_[head] = sum * a_.scale;
+        }
+    }
+
+    // What warps hand in: the mixtures [warps, heads, kPitch], then best and total of each head.
+    BLINK_DEV float* mixture(uint32_t warp, uint32_t head) const {
+        return handed_in_ + (warp * group_.heads + head) * kPitch;
+    }
+
+    BLINK_DEV float* tally(uint32_t warp, uint32_t head) const {
+        return handed_in_ + kWarps * group_.heads * kPitch + 2 * (warp * group_.heads + head);
+    }
+
+    BLINK_DEV void hand_in() {
+        const uint32_t g = lane_ / 4, t = lane_ % 4;
+        total_ += port_.exchange_xor(total_, 1);
+        total_ += port_.exchange_xor(total_, 2);
+        if (t == 0 && g < group_.heads) {
+            tally(warp_, g)[0] = best_;
+            tally(warp_, g)[1] = total_;
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < 2; ++j) {
+            if (2 * t + j >= group_.heads) continue;
+            float* own = mixture(warp_, 2 * t + j);
+#pragma unroll
+            for (uint32_t i = 0; i < kHeadDim / 16; ++i) {
+                own[element_of(g, i, j)] = mixed_[i][j];
+                own[element_of(g, i, j + 2)] = mixed_[i][j + 2];
+            }
+        }
+    }
+
+    struct Sum {
+        float best = -infinity();
+        float total = 0.0f;
+        float value = 0.0f;  // of an element
+
+        BLINK_DEV float mean() const { return total == 0.0f ? 0.0f : value / total; }
+    };
+
+    // Of the block's warps and the new token. A total is 0 where there was no entry; one that is NaN
+    // must not be taken for that.
+    BLINK_DEV Sum sum_warps(uint32_t head, uint32_t element) {
+        Sum sum;
+        if (has_new_) sum.best = new_scores_[head];
+#pragma unroll
+        for (uint32_t warp = 0; warp < kWarps; ++warp) sum.best = fmaxf(sum.best, tally(warp, head)[0]);
+#pragma unroll
+        for (uint32_t warp = 0; warp < kWarps; ++warp) {
+            const float own = tally(warp, head)[1], value = mixture(warp, head)[element];
+            const float weight = own == 0.0f ? 0.0f : exp2f(tally(warp, head)[0] - sum.best);
+            sum.total += weight * own;
+            sum.value += weight * value;
+        }
+        if (has_new_) {
+            const Chunk& chunk = heads_[key_place<kHeadDim>(kMostGroup + 1, element / 8)];
+            const float weight = exp2f(new_scores_[head] - sum.best);
+            sum.total += weight;
+            sum.value += weight * float_of(chunk.word[element % 8 / 2] >> element % 2 * 16 & 0xffff);
+        }
+        return sum;
+    }
+
+    BLINK_DEV uint64_t head_of(uint32_t head) const {
+        return static_cast<uint64_t>(group_.row) * a_.heads + group_.kv_head * group_.heads + head;
+    }
+
+    // The last split to arrive adds them all.
+    BLINK_DEV void sum_alone() {
+        const uint32_t count = group_.heads * kHeadDim;
+        for (uint32_t i = port_.thread(); i < count; i += kThreads) {
+            const uint32_t head = i / kHeadDim, element = i % kHeadDim;
+            const Sum sum = sum_warps(head, element);
+            const uint64_t at = head_of(head);
+            if (a_.splits == 1) {
+                store_feature(a_.out + at * kHeadDim + element, sum.mean());
+                continue;
+            }
+            a_.partial[(at * a_.splits + split_) * kHeadDim + element] = sum.mean();
+            if (element == 0)
+                a_.log_sums[at * a_.splits + split_] = sum.total == 0.0f ? -infinity() : sum.best + log2f(sum.total);
+        }
+        if (a_.splits == 1) return;
+        uint32_t* arrived = a_.arrived + group_.row * a_.kv_heads + group_.kv_head;
+        if (port_.arrive(arrived) != a_.splits - 1) return;
+        for (uint32_t i = port_.thread(); i < count; i += kThreads) {
+            const uint64_t at = head_of(i / kHeadDim);
+            const uint32_t element = i % kHeadDim;
+            store_feature(a_.out + at * kHeadDim + element, sum_splits<Port, kHeadDim>(port_, a_, at, element));
+        }
+        if (port_.thread() == 0) *arrived = 0;
+    }
+
+    BLINK_DEV uint32_t bytes_received() const {
+        const uint32_t count = group_.heads * kHeadDim, share = share_of(group_.heads, a_.splits);
+        const uint32_t first = least(split_ * share, count), own = least(share, count - first);
+        return 4 * a_.splits * (own + 2 * group_.heads);
+    }
+
+    // Each block gets its share of every split's mixture, and all their best and total.
+    BLINK_DEV void sum_in_cluster() {
+        const uint32_t count = group_.heads * kHeadDim, share = share_of(group_.heads, a_.splits);
+        port_.await_cluster();  // all blocks of it have begun
+        for (uint32_t i = port_.thread(); i < count; i += kThreads) {
+            const uint32_t head = i / kHeadDim, element = i % kHeadDim;
+            const Sum sum = sum_warps(head, element);
+            port_.send(received_ + split_ * share + i % share, mailbox_, i / share, sum.value);
+            if (element >= a_.splits) continue;
+            float* own = tallies_ + 2 * (split_ * group_.heads + head);
+            port_.send(own, mailbox_, element, sum.best);
+            port_.send(own + 1, mailbox_, element, sum.total);
+        }
+        port_.await_mailbox(mailbox_);
+        for (uint32_t i = port_.thread(); i < share && split_ * share + i < count; i += kThreads) {
+            const uint32_t at = split_ * share + i, head = at / kHeadDim;
+            Sum sum;
+            for (uint32_t split = 0; split < a_.splits; ++split)
+                sum.best = fmaxf(sum.best, tallies_[2 * (split * group_.heads + head)]);
+            for (uint32_t split = 0; split < a_.splits; ++split) {
+                const float* own = tallies_ + 2 * (split * group_.heads + head);
+                const float weight = own[1] == 0.0f ? 0.0f : exp2f(own[0] - sum.best);
+                sum.total += weight * own[1];
+                sum.value += weight * received_[split * share + i];
+            }
+            store_feature(a_.out + head_of(head) * kHeadDim + at % kHeadDim, sum.mean());
+        }
+    }
+
+    Port& port_;
+    const AttentionCall& a_;
+    const uint32_t warp_, lane_, split_;
+    const AttentionGroup group_;
+    Chunk* const heads_;  // queries, [8, kHeadDim], then the new key and value
+    uint64_t* const mailbox_;
+    float* const new_scores_;  // of the new token, by head
+    float* const handed_in_;
+    float* const tallies_;   // best and total by split and head
+    float* const received_;  // [splits, share]
+    bool has_new_;
+    float best_, total_;  // of head g
+    float mixed_[kHeadDim / 16][4];
+};
+
+}  // namespace blink
