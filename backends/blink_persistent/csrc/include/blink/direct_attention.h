@@ -38,7 +38,7 @@ class DirectAttention {
 
     // Dynamic shared memory of a block, for groups of so many heads.
     BLINK_DEV static uint32_t shared_bytes(uint32_t heads) {
-        const uint32_t received = heads * (kHeadDim + 2 * kMostBlocks) + kMostBlocks;
+        const uint32_t received = heads * (kHeadDim + 2 * kMostBlocks) + (kMostBlocks - 1) * 32;
         return 16 * (kMostGroup + 2) * kRowChunks + 8 +
                4 * (kMostGroup + kWarps * heads * (kPitch + 2) + (kClustered ? received : 0));
     }
@@ -95,11 +95,6 @@ class DirectAttention {
 
   private:
     BLINK_DEV static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
-    // Elements of the mixture that a block of a cluster sums.
-    BLINK_DEV static uint32_t share_of(uint32_t heads, uint32_t splits) {
-        return (heads * kHeadDim + splits - 1) / splits;
-    }
 
     // The warp's entries from `at` on. In place of what is behind `end`, whose weight is zero, the
     // last one before it.
@@ -232,33 +227,37 @@ class DirectAttention {
         }
     }
 
+    // Of a head and the elements that are `lane_` further than a multiple of 32.
     struct Sum {
         float best = -infinity();
         float total = 0.0f;
-        float value = 0.0f;  // of an element
+        float values[kWindows] = {};
 
-        BLINK_DEV float mean() const { return total == 0.0f ? 0.0f : value / total; }
+        BLINK_DEV float mean(uint32_t window) const { return total == 0.0f ? 0.0f : values[window] / total; }
     };
 
     // Of the block's warps and the new token. A total is 0 where there was no entry; one that is NaN
     // must not be taken for that.
-    BLINK_DEV Sum sum_warps(uint32_t head, uint32_t element) {
+    BLINK_DEV Sum sum_warps(uint32_t head) {
         Sum sum;
         if (has_new_) sum.best = new_scores_[head];
 #pragma unroll
         for (uint32_t warp = 0; warp < kWarps; ++warp) sum.best = fmaxf(sum.best, tally(warp, head)[0]);
 #pragma unroll
         for (uint32_t warp = 0; warp < kWarps; ++warp) {
-            const float own = tally(warp, head)[1], value = mixture(warp, head)[element];
+            const float own = tally(warp, head)[1];
             const float weight = own == 0.0f ? 0.0f : exp2f(tally(warp, head)[0] - sum.best);
             sum.total += weight * own;
-            sum.value += weight * value;
+#pragma unroll
+            for (uint32_t i = 0; i < kWindows; ++i) sum.values[i] += weight * mixture(warp, head)[32 * i + lane_];
         }
-        if (has_new_) {
-            const Chunk& chunk = heads_[key_place<kHeadDim>(kMostGroup + 1, element / 8)];
-            const float weight = exp2f(new_scores_[head] - sum.best);
-            sum.total += weight;
-            sum.value += weight * float_of(chunk.word[element % 8 / 2] >> element % 2 * 16 & 0xffff);
+        if (!has_new_) return sum;
+        const float weight = exp2f(new_scores_[head] - sum.best);
+        sum.total += weight;
+#pragma unroll
+        for (uint32_t i = 0; i < kWindows; ++i) {
+            const Chunk& chunk = heads_[key_place<kHeadDim>(kMostGroup + 1, 4 * i + lane_ / 8)];
+            sum.values[i] += weight * float_of(chunk.word[lane_ % 8 / 2] >> lane_ % 2 * 16 & 0xffff);
         }
         return sum;
     }
@@ -267,65 +266,80 @@ class DirectAttention {
         return static_cast<uint64_t>(group_.row) * a_.heads + group_.kv_head * group_.heads + head;
     }
 
-    // The last split to arrive adds them all.
+    // A warp a head; then the last split to arrive adds them all.
     BLINK_DEV void sum_alone() {
-        const uint32_t count = group_.heads * kHeadDim;
-        for (uint32_t i = port_.thread(); i < count; i += kThreads) {
-            const uint32_t head = i / kHeadDim, element = i % kHeadDim;
-            const Sum sum = sum_warps(head, element);
+        for (uint32_t head = warp_; head < group_.heads; head += kWarps) {
+            const Sum sum = sum_warps(head);
             const uint64_t at = head_of(head);
-            if (a_.splits == 1) {
-                store_feature(a_.out + at * kHeadDim + element, sum.mean());
-                continue;
+            const uint64_t part = at * a_.splits + split_;
+#pragma unroll
+            for (uint32_t i = 0; i < kWindows; ++i) {
+                const uint32_t element = 32 * i + lane_;
+                if (a_.splits == 1)
+                    store_feature(a_.out + at * kHeadDim + element, sum.mean(i));
+                else
+                    a_.partial[part * kHeadDim + element] = sum.mean(i);
             }
-            a_.partial[(at * a_.splits + split_) * kHeadDim + element] = sum.mean();
-            if (element == 0)
-                a_.log_sums[at * a_.splits + split_] = sum.total == 0.0f ? -infinity() : sum.best + log2f(sum.total);
+            if (a_.splits > 1 && lane_ == 0)
+                a_.log_sums[part] = sum.total == 0.0f ? -infinity() : sum.best + log2f(sum.total);
         }
         if (a_.splits == 1) return;
         uint32_t* arrived = a_.arrived + group_.row * a_.kv_heads + group_.kv_head;
         if (port_.arrive(arrived) != a_.splits - 1) return;
-        for (uint32_t i = port_.thread(); i < count; i += kThreads) {
-            const uint64_t at = head_of(i / kHeadDim);
-            const uint32_t element = i % kHeadDim;
-            store_feature(a_.out + at * kHeadDim + element, sum_splits<Port, kHeadDim>(port_, a_, at, element));
-        }
+        for (uint32_t i = 4 * port_.thread(); i < group_.heads * kHeadDim; i += 4 * kThreads)
+            sum_splits<Port, kHeadDim>(port_, a_, head_of(i / kHeadDim), i % kHeadDim);
         if (port_.thread() == 0) *arrived = 0;
     }
 
-    BLINK_DEV uint32_t bytes_received() const {
-        const uint32_t count = group_.heads * kHeadDim, share = share_of(group_.heads, a_.splits);
-        const uint32_t first = least(split_ * share, count), own = least(share, count - first);
-        return 4 * a_.splits * (own + 2 * group_.heads);
+    // Slices of 32 elements of a head go to the blocks of a cluster in turn.
+    BLINK_DEV uint32_t slices_of(uint32_t block) const {
+        return (group_.heads * kWindows + a_.splits - 1 - block) / a_.splits;
     }
 
-    // Each block gets its share of every split's mixture, and all their best and total.
+    BLINK_DEV uint32_t bytes_received() const { return 4 * a_.splits * (32 * slices_of(split_) + 2 * group_.heads); }
+
+    BLINK_DEV float* received(uint32_t slice, uint32_t split) const {
+        return received_ + (slice * a_.splits + split) * 32;
+    }
+
+    // Each block gets its slices of every split's mixture, and all their best and total.
     BLINK_DEV void sum_in_cluster() {
-        const uint32_t count = group_.heads * kHeadDim, share = share_of(group_.heads, a_.splits);
         port_.await_cluster();  // all blocks of it have begun
-        for (uint32_t i = port_.thread(); i < count; i += kThreads) {
-            const uint32_t head = i / kHeadDim, element = i % kHeadDim;
-            const Sum sum = sum_warps(head, element);
-            port_.send(received_ + split_ * share + i % share, mailbox_, i / share, sum.value);
-            if (element >= a_.splits) continue;
+        for (uint32_t head = warp_; head < group_.heads; head += kWarps) {
+            const Sum sum = sum_warps(head);
+#pragma unroll
+            for (uint32_t i = 0; i < kWindows; ++i) {
+                const uint32_t slice = head * kWindows + i;
+                const uint32_t turn = slice < a_.splits ? 0 : slice / a_.splits;
+                port_.send(received(turn, split_) + lane_, mailbox_, slice - turn * a_.splits, sum.values[i]);
+            }
+            if (lane_ >= a_.splits) continue;
             float* own = tallies_ + 2 * (split_ * group_.heads + head);
-            port_.send(own, mailbox_, element, sum.best);
-            port_.send(own + 1, mailbox_, element, sum.total);
+            port_.send(own, mailbox_, lane_, sum.best);
+            port_.send(own + 1, mailbox_, lane_, sum.total);
         }
         port_.await_mailbox(mailbox_);
-        for (uint32_t i = port_.thread(); i < share && split_ * share + i < count; i += kThreads) {
-            const uint32_t at = split_ * share + i, head = at / kHeadDim;
-            Sum sum;
-            for (uint32_t split = 0; split < a_.splits; ++split)
-                sum.best = fmaxf(sum.best, tallies_[2 * (split * group_.heads + head)]);
-            for (uint32_t split = 0; split < a_.splits; ++split) {
-                const float* own = tallies_ + 2 * (split * group_.heads + head);
-                const float weight = own[1] == 0.0f ? 0.0f : exp2f(own[0] - sum.best);
-                sum.total += weight * own[1];
-                sum.value += weight * received_[split * share + i];
-            }
-            store_feature(a_.out + head_of(head) * kHeadDim + at % kHeadDim, sum.mean());
+        for (uint32_t i = warp_; i < slices_of(split_); i += kWarps) sum_slice(i);
+    }
+
+    BLINK_DEV void sum_slice(uint32_t number) {
+        const uint32_t slice = number * a_.splits + split_, head = slice / kWindows;
+        float best[kMostBlocks], total = 0.0f, value = 0.0f, most = -infinity();
+#pragma unroll
+        for (uint32_t split = 0; split < kMostBlocks; ++split) {
+            best[split] = split < a_.splits ? tallies_[2 * (split * group_.heads + head)] : -infinity();
+            most = fmaxf(most, best[split]);
         }
+#pragma unroll
+        for (uint32_t split = 0; split < kMostBlocks; ++split) {
+            if (split >= a_.splits) continue;
+            const float own = tallies_[2 * (split * group_.heads + head) + 1];
+            const float weight = own == 0.0f ? 0.0f : exp2f(best[split] - most);
+            total += weight * own;
+            value += weight * received(number, split)[lane_];
+        }
+        const uint64_t element = slice % kWindows * 32 + lane_;
+        store_feature(a_.out + head_of(head) * kHeadDim + element, total == 0.0f ? 0.0f : value / total);
     }
 
     Port& port_;
@@ -337,7 +351,7 @@ class DirectAttention {
     float* const new_scores_;  // of the new token, by head
     float* const handed_in_;
     float* const tallies_;   // best and total by split and head
-    float* const received_;  // [splits, share]
+    float* const received_;  // [slices, splits, 32]
     bool has_new_;
     float best_, total_;  // of head g
     float mixed_[kHeadDim / 16][4];

@@ -14,7 +14,8 @@ class NewToken {
     BLINK_DEV NewToken(Port& port, const AttentionCall& a, const AttentionGroup& group, Chunk* heads)
         : port_(port), a_(a), group_(group), heads_(heads), warp_(port.thread() / 32), lane_(port.thread() % 32) {}
 
-    // Where the new token is, and by what its lanes' elements turn.
+    // Where the new token is, by what its lanes' elements turn, and zeros for heads that the group
+    // does not have.
     BLINK_DEV void locate(uint32_t position) {
         const uint64_t at = static_cast<uint64_t>(position) * kHalf + (2 * lane_ < kHalf ? 2 * lane_ : 0);
 #pragma unroll
@@ -23,26 +24,18 @@ class NewToken {
             sin_[j] = a_.sin[at + j];
         }
         entry_ = group_.entry(a_, position);
+        for (uint32_t i = group_.heads * kRowChunks + port_.thread(); i < kMostGroup * kRowChunks; i += 32 * kWarps)
+            port_.write(heads_ + i, Chunk{});
     }
 
     // A warp a head: the group's queries, and where the new token is, its key and its value.
     BLINK_DEV void project(bool has_new) {
-        for (uint32_t i = port_.thread(); i < kMostGroup * kRowChunks; i += 32 * kWarps)
-            if (i >= group_.heads * kRowChunks) port_.write(heads_ + i, Chunk{});
-        // Two heads' parts are loaded before either is turned.
         const uint32_t count = group_.heads + (has_new ? 2 : 0);
-        for (uint32_t first = warp_; first < count; first += 2 * kWarps) {
-            const uint32_t number = first + kWarps < count ? 2 : 1;
-            float low[2][2], high[2][2];
-            sum_parts(first, number, low, high);
-#pragma unroll
-            for (uint32_t i = 0; i < 2; ++i) {
-                const uint32_t head = first + i * kWarps;
-                if (i >= number) continue;
-                if (head <= group_.heads) turn(head < group_.heads ? a_.q_norm : a_.k_norm, low[i], high[i]);
-                if (2 * lane_ < kHalf)
-                    keep(head < group_.heads ? head : kMostGroup + head - group_.heads, low[i], high[i]);
-            }
+        for (uint32_t head = warp_; head < count; head += 2 * kWarps) {
+            if (head + kWarps < count)
+                project_heads<2>(head);
+            else
+                project_heads<1>(head);
         }
     }
 
@@ -57,33 +50,47 @@ class NewToken {
         return (head < group_.heads ? group_.kv_head * group_.heads + head : shared) * kHeadDim;
     }
 
-    // Two elements of each half of heads `first` and, where `number` is 2, `first` + kWarps; their
-    // parts in the same order as elsewhere.
-    BLINK_DEV void sum_parts(uint32_t first, uint32_t number, float (&low)[2][2], float (&high)[2][2]) {
-        const uint32_t width = (a_.heads + 2 * a_.kv_heads) * kHeadDim;
-        const uint32_t i = 2 * lane_ < kHalf ? 2 * lane_ : 0;
-        const uint32_t places[2] = {place_of(first) + i, place_of(number == 2 ? first + kWarps : first) + i};
-        const float* from = a_.qkv + static_cast<uint64_t>(group_.row) * width;
-        const uint64_t stride = static_cast<uint64_t>(a_.rows) * width;
+    // Heads `first` and, of two, `first` + kWarps: the parts of both are loaded before either is turned.
+    template <uint32_t kCount>
+    BLINK_DEV void project_heads(uint32_t first) {
+        float low[kCount][2], high[kCount][2];
+        sum_parts(first, low, high);
 #pragma unroll
-        for (uint32_t n = 0; n < 2; ++n) low[n][0] = low[n][1] = high[n][0] = high[n][1] = 0.0f;
+        for (uint32_t n = 0; n < kCount; ++n) {
+            const uint32_t head = first + n * kWarps;
+            if (head <= group_.heads) turn(head < group_.heads ? a_.q_norm : a_.k_norm, low[n], high[n]);
+            if (2 * lane_ < kHalf) keep(head < group_.heads ? head : kMostGroup + head - group_.heads, low[n], high[n]);
+        }
+    }
+
+    // Two elements of each half of each head; their parts in the same order as elsewhere.
+    template <uint32_t kCount>
+    BLINK_DEV void sum_parts(uint32_t first, float (&low)[kCount][2], float (&high)[kCount][2]) {
+        const uint32_t width = (a_.heads + 2 * a_.kv_heads) * kHeadDim, stride = a_.rows * width;
+        const uint32_t i = 2 * lane_ < kHalf ? 2 * lane_ : 0;
+        uint32_t places[kCount];
+#pragma unroll
+        for (uint32_t n = 0; n < kCount; ++n) {
+            places[n] = place_of(first + n * kWarps) + i;
+            low[n][0] = low[n][1] = high[n][0] = high[n][1] = 0.0f;
+        }
+        const float* from = a_.qkv + static_cast<uint64_t>(group_.row) * width;
 #pragma unroll 1
         for (uint32_t part = 0; part < a_.parts; part += kAtOnce) {
-            uint64_t loaded[kAtOnce][2][2];
+            uint64_t loaded[kAtOnce][kCount][2];
 #pragma unroll
             for (uint32_t k = 0; k < kAtOnce; ++k) {
 #pragma unroll
-                for (uint32_t n = 0; n < 2; ++n)
+                for (uint32_t n = 0; n < kCount; ++n)
 #pragma unroll
                     for (uint32_t half = 0; half < 2; ++half)
-                        loaded[k][n][half] =
-                            part + k < a_.parts && n < number ? pair(from + places[n] + half * kHalf) : 0;
+                        loaded[k][n][half] = part + k < a_.parts ? pair(from + places[n] + half * kHalf) : 0;
                 from += stride;
             }
 #pragma unroll
             for (uint32_t k = 0; k < kAtOnce; ++k) {
 #pragma unroll
-                for (uint32_t n = 0; n < 2; ++n) {
+                for (uint32_t n = 0; n < kCount; ++n) {
                     add(low[n], loaded[k][n][0]);
                     add(high[n], loaded[k][n][1]);
                 }
@@ -91,7 +98,7 @@ class NewToken {
         }
         if (a_.bias == nullptr) return;
 #pragma unroll
-        for (uint32_t n = 0; n < 2; ++n) {
+        for (uint32_t n = 0; n < kCount; ++n) {
             for (uint32_t j = 0; j < 2; ++j) {
                 low[n][j] += float_of(a_.bias[places[n] + j]);
                 high[n][j] += float_of(a_.bias[places[n] + kHalf + j]);

@@ -201,8 +201,9 @@ class PrimedAttention {
         for (uint32_t i = port_.thread(); i < group_.heads * kHeadDim; i += kThreads) join(i / kHeadDim, i % kHeadDim);
         if (a_.splits == 1) return;
         if (port_.arrive(a_.arrived + group_.row * a_.kv_heads + group_.kv_head) != a_.splits - 1) return;
-        for (uint32_t i = port_.thread(); i < group_.heads * kHeadDim; i += kThreads)
-            join_splits(i / kHeadDim, i % kHeadDim);
+        const uint64_t first = static_cast<uint64_t>(group_.row) * a_.heads + group_.kv_head * group_.heads;
+        for (uint32_t i = 4 * port_.thread(); i < group_.heads * kHeadDim; i += 4 * kThreads)
+            sum_splits<Port, kHeadDim>(port_, a_, first + i / kHeadDim, i % kHeadDim);
         if (port_.thread() == 0) a_.arrived[group_.row * a_.kv_heads + group_.kv_head] = 0;
     }
 
@@ -225,11 +226,6 @@ class PrimedAttention {
         }
         a_.partial[(at * a_.splits + split_) * kHeadDim + element] = value;
         if (element == 0) a_.log_sums[at * a_.splits + split_] = total == 0.0f ? -infinity() : best + log2f(total);
-    }
-
-    BLINK_DEV void join_splits(uint32_t head, uint32_t element) {
-        const uint64_t at = static_cast<uint64_t>(group_.row) * a_.heads + group_.kv_head * group_.heads + head;
-        store_feature(a_.out + at * kHeadDim + element, sum_splits<Port, kHeadDim>(port_, a_, at, element));
     }
 
     Port& port_;

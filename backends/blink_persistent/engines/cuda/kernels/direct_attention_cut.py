@@ -39,7 +39,7 @@ class DirectCut:
 
     def shared_bytes(self, head_dim: int, heads: int) -> int:
         """Dynamic shared memory of a block, for groups of so many heads."""
-        received = heads * (head_dim + 2 * MOST_BLOCKS) + MOST_BLOCKS
+        received = heads * (head_dim + 2 * MOST_BLOCKS) + 32 * (MOST_BLOCKS - 1)
         floats = MOST_GROUP + self.warps * heads * (head_dim + 3)
         floats += received if self.clustered else 0
         return 2 * head_dim * (MOST_GROUP + 2) + 8 + 4 * floats
