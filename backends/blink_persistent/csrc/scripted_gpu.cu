@@ -66,10 +66,11 @@ extern "C" __global__ void __launch_bounds__(1) blink_scripted_end(blink::Script
         while (GpuPort::load_acquire(scripted->gate) <= scripted->steps) __nanosleep(1000);
     while (GpuPort::now_ns() - scripted->begun_ns < scripted->step_ns) __nanosleep(100);
     const uint32_t step = scripted->steps++;
+    const PhaseBuffers& decode = scripted->engine.buffers[static_cast<uint32_t>(Phase::kDecode)];
+    const PhaseBuffers& prefill = scripted->engine.buffers[static_cast<uint32_t>(Phase::kPrefill)];
+    const uint32_t decoded = *decode.completion + 1, prefilled = *prefill.completion + 1;
     if (scripted->times != nullptr)
         scripted->times[step % scripted->times_capacity] = {scripted->begun_ns, GpuPort::now_ns()};
-    for (uint32_t part = first_part(phase); part < end_part(phase); ++part) {
-        uint32_t* const completion = scripted->engine.buffers[part].completion;
-        GpuPort::store_release(completion, *completion + 1);
-    }
+    if (uses(phase, Phase::kDecode)) GpuPort::store_release(decode.completion, decoded);
+    if (uses(phase, Phase::kPrefill)) GpuPort::store_release(prefill.completion, prefilled);
 }
