@@ -1,6 +1,7 @@
 """What the persistent scheduler costs between two steps, on a GPU with the scripted engine.
 
     python tests/bench/gpu/scheduler_gaps.py OUTPUT_DIRECTORY [--rows 32] [--steps 3000]
+        [--only gaps long parks soak]
 
 Method: the engine's kernels and the scheduler stamp %globaltimer (its resolution is printed).
 A gap is the time from the engine's last stamp of a step (just before its completion counter) to
@@ -15,6 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ STEP_MOMENTS = [
     Moment.FILLED,
     Moment.LAUNCHED,
 ]
+PARTS = ("gaps", "long", "parks", "soak")
 PROFILE_CAPACITY = 1 << 17
 PROFILE_TIME_BITS = 56  # of a moment's nanoseconds, as the profile keeps them
 
@@ -226,23 +230,27 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 32, 64, 256])
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--soak-steps", type=int, default=100_000)
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
+    runs: list[Callable[[], dict[str, Any]]] = []
+    if "gaps" in arguments.only:
+        runs += [
+            partial(measure, rows, arguments.steps, step_ns, profiled, arguments.output)
+            for rows in arguments.rows
+            for step_ns in (0, 50_000)
+            for profiled in (False, True)
+        ]
+    if "long" in arguments.only:
+        runs.append(partial(measure_long_graphs, 32, 390, 1000, arguments.output))
+    if "parks" in arguments.only:
+        runs.append(partial(measure_parks, 32))
+    if "soak" in arguments.only:
+        runs.append(partial(soak, 32, arguments.soak_steps))
     results = []
-    for rows in arguments.rows:
-        for step_ns in (0, 50_000):
-            for profiled in (False, True):
-                result = measure(rows, arguments.steps, step_ns, profiled, arguments.output)
-                results.append(result)
-                print(json.dumps(result), flush=True)
-    extras = [
-        measure_long_graphs(32, 390, 1000, arguments.output),
-        measure_parks(32),
-        soak(32, arguments.soak_steps),
-    ]
-    for extra in extras:
-        results.append(extra)
-        print(json.dumps(extra), flush=True)
+    for run in runs:
+        results.append(run())
+        print(json.dumps(results[-1]), flush=True)
     (arguments.output / "summary.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
