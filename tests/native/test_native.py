@@ -88,6 +88,10 @@ def test_a_launch_that_fails_ends_its_requests(build: Build) -> None:
     run(build("launch_failure", "address"))
 
 
+def test_what_is_foreseen_while_a_graph_runs(build: Build) -> None:
+    assert "right" in run(build("foresight", "address"))
+
+
 @pytest.mark.parametrize("sanitizer", [pytest.param("address", marks=pytest.mark.slow), "thread"])
 def test_graphs_that_a_host_drives(build: Build, sanitizer: str) -> None:
     assert "right" in run(build("host_driven", sanitizer))

@@ -5,6 +5,7 @@
 namespace blink {
 
 constexpr uint32_t kIdleSleepNs = 500;
+constexpr uint32_t kNearRows = 256;  // of an engine with no more, their slots are read from shared memory
 
 struct GpuScheduler {
     void* ring;
@@ -22,13 +23,18 @@ struct StateAddresses {
     uint64_t trace_count;
 };
 
-// All lanes copy together; T is made of whole 8-byte words.
+// All lanes copy together. A barrier.
+template <class Word>
+__device__ void copy_words(Word* to, const Word* from, uint32_t count) {
+    for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[i];
+    __syncthreads();
+}
+
+// The same; T is made of whole 8-byte words.
 template <class T>
 __device__ void copy_together(T* to, const T* from) {
     static_assert(sizeof(T) % 8 == 0 && alignof(T) % 8 == 0);
-    for (uint32_t i = threadIdx.x; i < sizeof(T) / 8; i += blockDim.x)
-        reinterpret_cast<uint64_t*>(to)[i] = reinterpret_cast<const uint64_t*>(from)[i];
-    __syncthreads();
+    copy_words(reinterpret_cast<uint64_t*>(to), reinterpret_cast<const uint64_t*>(from), sizeof(T) / 8);
 }
 
 __device__ SchedulerCondition condition_after(Outcome outcome) {
@@ -66,10 +72,16 @@ extern "C" __global__ void __launch_bounds__(blink::GpuPort::kLanes, 1)
     __shared__ GpuPort::Shared shared;
     __shared__ EngineTables engine;
     __shared__ SchedulerState state;
+    __shared__ uint32_t near_slots[kNearRows];
     GpuPort port(shared, parameters->graphs, parameters->profile);
     port.stamp(kMomentStarted);
     copy_together(&engine, &parameters->engine);
     copy_together(&state, parameters->state);
+    uint32_t* const row_slots = state.row_slots;
+    const uint32_t near_rows = engine.max_rows <= kNearRows ? engine.max_rows : 0;
+    copy_words(near_slots, row_slots, near_rows);
+    if (port.lane() == 0 && near_rows > 0) state.row_slots = near_slots;
+    port.sync();
     const RingView ring = view_ring(parameters->ring);
     RingHeader& header = *ring.header;
     Scheduler<GpuPort> scheduler(port, ring, engine, state, parameters->control);
@@ -77,13 +89,16 @@ extern "C" __global__ void __launch_bounds__(blink::GpuPort::kLanes, 1)
     Outcome outcome;
     while ((outcome = scheduler.pass()) <= Outcome::kIdle)
         if (outcome == Outcome::kIdle) __nanosleep(kIdleSleepNs);
+    copy_words(row_slots, near_slots, near_rows);
+    if (port.lane() == 0) state.row_slots = row_slots;
+    port.sync();
     copy_together(parameters->state, &state);
     if (port.lane() != 0) return;
     SchedulerCondition condition = condition_after(outcome);
     uint32_t error = port.error();
     if (outcome == Outcome::kRelaunch) {
         port.stamp(kMomentRelaunching);
-        __threadfence();
+        port.release();
         error = cudaGraphLaunch(cudaGetCurrentGraphExec(), cudaStreamGraphTailLaunch);
         if (error == cudaSuccess) return;
         condition = SchedulerCondition::kFailed;

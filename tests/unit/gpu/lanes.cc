@@ -43,6 +43,7 @@ class LanePort {
   public:
     LanePort(Block& block, uint32_t lane) : block_(block), lane_(lane) {}
     static constexpr bool kNotifies = false;
+    static constexpr bool kPollsAhead = true;
     uint32_t lane() const { return lane_; }
     uint32_t row_lane() const { return block_.lanes - 1 - lane_; }
     uint32_t lanes() const { return block_.lanes; }
@@ -52,7 +53,9 @@ class LanePort {
     uint32_t scan(uint32_t value) { return fold(value, lane_); }
     static void acquire() {}
     static FrontendWords load_words(FrontendWords* words) { return HostPort::load_words(words); }
-    static ControlWords load_control(const ControlWords* control) { return HostPort::load_control(control); }
+    static ControlWords control_words(const ControlWords* control) { return HostPort::control_words(control); }
+    static void ask_control(const ControlWords*) {}
+    static void expect(uint32_t) {}
     static uint32_t load_acquire(uint32_t* word) { return HostPort::load_acquire(word); }
     // While the host publishes, every other read of the small decode graph's entry still finds the large
     // one, and every other one of a mixed graph's none.
@@ -77,6 +80,7 @@ class LanePort {
     uint64_t now_ns() const { return block_.clock; }
     static uint32_t scan_share(uint32_t slots) { return slots; }
     static void rest(uint64_t) {}
+    static bool watches(uint64_t) { return false; }
     static void stamp(Moment) {}
 
   private:

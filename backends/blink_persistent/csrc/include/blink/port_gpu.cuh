@@ -27,6 +27,7 @@ class GpuPort {
     static constexpr uint64_t kWatchNs = 16000;  // before a graph is due: watched without a rest
     static constexpr uint64_t kMaxRestNs = 5000;
     static constexpr bool kNotifies = false;  // the agent polls
+    static constexpr bool kPollsAhead = true;
 
     struct Shared {
         uint32_t warp_sums[kWarps];
@@ -64,23 +65,27 @@ class GpuPort {
     __device__ static void acquire() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
     __device__ static FrontendWords load_words(FrontendWords* words) {
-        FrontendWords w;
-        asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(w.submit), "=r"(w.release), "=r"(w.cancel), "=r"(w.reserved)
+        FrontendWords w{};
+        // Not one read of all four: the register of the fourth would be taken for the next instructions,
+        // which would wait for the read then.
+        asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%3];\nld.relaxed.sys.global.u32 %2, [%3 + 8];"
+                     : "=&r"(w.submit), "=&r"(w.release), "=r"(w.cancel)
                      : "l"(words)
                      : "memory");
         return w;
     }
 
-    // The answer is the last call's: this one's crosses the bus while the ring is scanned. One read
-    // for both words; they announce no data, so nothing is acquired.
-    __device__ ControlWords load_control(const ControlWords* control) {
-        const ControlWords found = control_;
+    // As they were asked for last, a turn of the ring ago or before: the bus is crossed in a rest.
+    __device__ ControlWords control_words(const ControlWords*) const { return control_; }
+
+    // One read for both words; they announce no data, so nothing is acquired. Comes after the last use
+    // of those before, else the compiler copies the new ones at once, and so waits for them. The next
+    // pass waits for them in any case, some 1 us.
+    __device__ void ask_control(const ControlWords* control) {
         asm volatile("ld.relaxed.sys.v2.u32 {%0, %1}, [%2];"
                      : "=r"(control_.command), "=r"(control_.close)
                      : "l"(control)
                      : "memory");
-        return found;
     }
 
     __device__ static uint32_t load_acquire(const uint32_t* word) {
@@ -109,11 +114,17 @@ class GpuPort {
         *const_cast<volatile T*>(word) = value;
     }
 
-    // One lane, after a barrier.
-    __device__ static void release() { __threadfence(); }
+    // One lane, after a barrier. __threadfence() would be a sequentially consistent fence, which costs more.
+    __device__ static void release() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+    __device__ void expect(uint32_t graph) {
+        expected_ = graph;
+        expected_executable_ = executable(graph);
+    }
 
     __device__ LaunchResult launch(uint32_t graph) {
-        const cudaError_t error = cudaGraphLaunch(executable(graph), cudaStreamGraphFireAndForget);
+        const cudaGraphExec_t launched = graph == expected_ ? expected_executable_ : executable(graph);
+        const cudaError_t error = cudaGraphLaunch(launched, cudaStreamGraphFireAndForget);
         if (error == cudaSuccess) return LaunchResult::kLaunched;
         error_ = static_cast<uint32_t>(error);
         // The exec's last run set its completion counter but is not retired yet.
@@ -133,6 +144,12 @@ class GpuPort {
         if (due_ns > now + kWatchNs) __nanosleep(static_cast<uint32_t>(min((due_ns - now) / 4, kMaxRestNs)));
     }
 
+    // A graph that is overdue may take long.
+    __device__ static bool watches(uint64_t due_ns) {
+        const uint64_t now = now_ns();
+        return now < due_ns && due_ns <= now + kWatchNs;
+    }
+
     // The cudaError_t of the last launch that did not succeed.
     __device__ uint32_t error() const { return error_; }
 
@@ -146,7 +163,7 @@ class GpuPort {
     __device__ static uint32_t scan_share(uint32_t slots) { return slots < 2 * kLanes ? slots : 2 * kLanes; }
 
   private:
-    // Written before the table names the graph; the fence of `release` lies between both loads.
+    // Written before the table names the graph.
     __device__ cudaGraphExec_t executable(uint32_t graph) const {
         uint64_t value;
         asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(graphs_ + graph) : "memory");
@@ -177,6 +194,8 @@ class GpuPort {
     Shared& shared_;
     const cudaGraphExec_t* graphs_;
     Profile* profile_;
+    uint32_t expected_ = kNoGraph;
+    cudaGraphExec_t expected_executable_ = nullptr;
     uint32_t error_ = 0;
     uint32_t parity_ = 0;
     ControlWords control_{static_cast<uint32_t>(Command::kRun), 0};

@@ -78,6 +78,7 @@ class HostPrimitives {
     explicit HostPrimitives(std::vector<int> notify_fds) : notify_fds_(std::move(notify_fds)) {}
 
     static constexpr bool kNotifies = true;
+    static constexpr bool kPollsAhead = false;
     static constexpr uint32_t lane() { return 0; }
     static constexpr uint32_t row_lane() { return 0; }
     static constexpr uint32_t lanes() { return 1; }
@@ -91,10 +92,12 @@ class HostPrimitives {
         return {load_acquire(&words->submit), load_acquire(&words->release), load_acquire(&words->cancel), 0};
     }
 
-    static ControlWords load_control(const ControlWords* control) {
+    static ControlWords control_words(const ControlWords* control) {
         auto* words = const_cast<ControlWords*>(control);
         return {load_acquire(&words->command), load_acquire(&words->close)};
     }
+
+    static void ask_control(const ControlWords*) {}
 
     static uint32_t load_acquire(uint32_t* word) { return std::atomic_ref(*word).load(std::memory_order_acquire); }
 
@@ -110,9 +113,11 @@ class HostPrimitives {
         std::atomic_ref(*word).store(value, std::memory_order_relaxed);
     }
 
+    static void expect(uint32_t) {}
     static void release() {}  // what launches a graph releases
     static uint64_t now_ns() { return monotonic_ns(); }
     static void rest(uint64_t) {}  // between passes its thread waits
+    static bool watches(uint64_t) { return false; }
     static void stamp(Moment) {}
 
     void notify(uint32_t range) {

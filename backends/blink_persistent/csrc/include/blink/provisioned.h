@@ -95,7 +95,8 @@ constexpr uint16_t kNoGraph = 0xffff;  // in mixed_lookup: no graph holds the st
 struct EngineTables {
     PhaseBuffers buffers[kPhases];
     const GraphKey* graphs;  // [graph_count]
-    // These name only graphs that can be launched; entries may come to name smaller ones in service.
+    // These name only graphs that can be launched; entries may come to name smaller ones in service. What
+    // an entry named is launched until the step after, at most; an idle pass, a park or a stop ends that too.
     const uint16_t* decode_lookup;   // [max_rows]: rows - 1 -> graph
     const uint16_t* prefill_lookup;  // [max_sequences, ceil(max_prefill_tokens / token_granularity)]
     const uint16_t* mixed_lookup;    // [max_rows, ceil(max_mixed_tokens / token_granularity)], or kNoGraph

@@ -6,16 +6,19 @@
 //   lane(), lanes(), sync()          who am I, how many are we, barrier
 //   row_lane()                       the lane for rows: the first few rows are apart, to be quick
 //   any(bool), sum(u32), scan(u32)   block-wide or, sum, exclusive prefix sum; each is a barrier
-//   load_words(p), load_control(p)   a slot's frontend words; the host's words (one lane)
+//   load_words(p)                    a slot's frontend words
+//   control_words(p), ask_control(p) the host's words; so that they are there when asked for next
 //   acquire()                        orders reads of what the loaded words announce after them
 //   load_acquire(p), load(p)         a completion counter; a word of a lookup table, as it is now
 //   store_release(p, v), store(p, v) a status word that announces data; a plain word others read
 //   release()                        what all lanes wrote is there for the graph launched next
-//   launch(graph)                    LaunchResult; fire-and-forget
+//   expect(graph), launch(graph)     probably launched next; LaunchResult, fire-and-forget
 //   now_ns()                         monotonic clock
 //   notify(range)                    tells a range's owner that there is news, if kNotifies
+//   kPollsAhead                      a running graph is polled beside the scan, for the next pass
 //   scan_share(slots)                how many slots to read between two polls of a running graph
-//   rest(due)                        sleeps a little, if a graph due then may go unwatched so long
+//   rest(due), watches(due)          sleeps a little, if a graph due then may go unwatched so long; is
+//                                    it to end any moment now?
 //   stamp(moment)                    for profiles: this moment of a step is now
 //
 // A pass is the paper's loop: publish finished tokens, scan, claim, admit, launch, poll. The ring
@@ -52,11 +55,28 @@ enum class Outcome : uint32_t {
     kFailed = 6,
 };
 
+// The graph of a step, and what it holds.
+struct Choice {
+    uint32_t graph;
+    GraphKey key;
+};
+
 // What the landing of a step gave.
 struct Landed {
     uint32_t delivered;  // tokens
     uint32_t joined;     // requests that decode from now on
 };
+
+// The completion counters that tell of the end of a graph, twice the same one where it uses one phase
+// only, and what they are then.
+struct Awaited {
+    uint32_t* first;
+    uint32_t* second;
+    uint32_t first_due;
+    uint32_t second_due;
+};
+
+struct SlotWords;
 
 template <class Port>
 class Scheduler {
@@ -72,6 +92,7 @@ class Scheduler {
             port.stamp(Moment::kDelivered);
         }
         const bool busy = s.flight.active;
+        if (busy && looks == 0 && leader()) foresee();
         if (busy || looks == 0) look(busy ? port.scan_share(ring.slot_count) : ring.slot_count);
         Outcome outcome = Outcome::kBusy;
         if (!busy) {
@@ -91,6 +112,7 @@ class Scheduler {
     SchedulerState& s;
     const ControlWords* control;
     uint32_t looks = 0;  // since the last launch; every lane counts for itself
+    bool ended = false;  // what the leader's last poll found
 
     BLINK_DEV bool leader() const { return port.lane() == 0; }
     BLINK_DEV Request& request(uint32_t slot) const { return s.requests[slot]; }
@@ -126,7 +148,7 @@ class Scheduler {
     BLINK_DEV void look(uint32_t slots);
     BLINK_DEV void read_control();
     BLINK_DEV void scan(uint32_t slots);
-    BLINK_DEV bool asks(uint32_t slot) const;
+    BLINK_DEV SlotWords words_of(uint32_t slot) const;
     BLINK_DEV uint32_t inspect(uint32_t slot);
     BLINK_DEV void claim(uint32_t slot, uint64_t number);
     BLINK_DEV Reason refuse(const Request& r) const;
@@ -138,6 +160,7 @@ class Scheduler {
     BLINK_DEV void return_blocks();
     BLINK_DEV void close_holes();
     BLINK_DEV bool reserve_blocks();
+    BLINK_DEV bool grows(uint32_t slot) const;
     BLINK_DEV void preempt_youngest();
     BLINK_DEV Outcome nothing_runs();
 
@@ -149,6 +172,8 @@ class Scheduler {
 
     // scheduler_fill.h
     BLINK_DEV Flight prepare(bool decodes, bool prefills);
+    BLINK_DEV void foresee();
+    BLINK_DEV Choice choose(bool decodes, bool prefills);
     BLINK_DEV uint32_t choose_graph(bool decodes, bool prefills);
     BLINK_DEV uint32_t look_up(const uint16_t* entry);
     BLINK_DEV void pause_rows();
@@ -157,7 +182,7 @@ class Scheduler {
     BLINK_DEV int32_t generated_token(uint32_t slot);
     BLINK_DEV int32_t known_token(Request& r, int32_t token);
     BLINK_DEV void fill_sampling(SamplingRow& row, uint32_t slot) const;
-    BLINK_DEV void advance_sampling(SamplingRow& row, const Request& r) const;
+    BLINK_DEV uint32_t sampling_flags(const StepWords& r) const;
 
     // scheduler_launch.h
     BLINK_DEV void launch(Flight next);
@@ -166,12 +191,16 @@ class Scheduler {
 
     // scheduler_land.h
     BLINK_DEV bool has_landed();
+    BLINK_DEV Awaited awaited() const;
+    BLINK_DEV bool poll(const Awaited& awaited);
     BLINK_DEV void land();
     BLINK_DEV uint32_t step_error() const;
-    BLINK_DEV Landed land_part(Phase part, uint32_t error);
+    BLINK_DEV Landed land_part(Phase part);
     BLINK_DEV void join_decode();
-    BLINK_DEV void deliver(const PhaseBuffers& step, uint32_t slot, uint32_t index, int32_t token);
-    BLINK_DEV Reason end_of(const Request& r, int32_t token, uint32_t range) const;
+    BLINK_DEV Reason deliver(const PhaseBuffers& step, uint32_t slot, const StepWords& before, uint32_t index,
+                             int32_t token);
+    BLINK_DEV void deliver_logprobs(const PhaseBuffers& step, uint32_t slot, const StepWords& before, uint32_t index);
+    BLINK_DEV Reason end_of(const Request& r, const StepWords& before, int32_t token) const;
 
     // scheduler_publish.h
     BLINK_DEV void publish(uint32_t slot, SlotState state, Reason reason = Reason::kNone);

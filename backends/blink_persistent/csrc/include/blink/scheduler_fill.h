@@ -9,15 +9,36 @@ namespace blink {
 template <class Port>
 BLINK_DEV Flight Scheduler<Port>::prepare(bool decodes, bool prefills) {
     port.stamp(Moment::kDecided);
-    const uint32_t graph = choose_graph(decodes, prefills);
-    const GraphKey key = engine.graphs[graph];
+    const Choice choice = choose(decodes, prefills);
+    const GraphKey& key = choice.key;
     const bool decode = uses(key.phase, Phase::kDecode);
     if (uses(key.phase, Phase::kPrefill)) fill_prefill(part_of(key, Phase::kPrefill).sequences);
     if (decode)
         fill_decode(part_of(key, Phase::kDecode).sequences);
     else
         pause_rows();
-    return {true, key.phase, graph, decode ? prefills ? s.plan_rows : s.row_limit : 0, 0, 0};
+    return {true, key.phase, choice.graph, decode ? prefills ? s.plan_rows : s.row_limit : 0, 0, 0};
+}
+
+// While a graph runs: looks up what the next step is launched with if it decodes the same rows. Leader only.
+template <class Port>
+BLINK_DEV void Scheduler<Port>::foresee() {
+    s.expected_rows = s.row_limit;
+    if (s.row_limit == 0) return;
+    const uint32_t graph = port.load(&engine.decode_lookup[s.row_limit - 1]);
+    s.expected_graph = graph;
+    s.expected_sequences = engine.graphs[graph].sequences;
+    port.expect(graph);
+}
+
+// The graph for the step. What was foreseen may be a step old: the table has come to name a smaller
+// graph since, but the larger one can be launched still.
+template <class Port>
+BLINK_DEV Choice Scheduler<Port>::choose(bool decodes, bool prefills) {
+    if (!prefills && s.expected_rows == s.row_limit)
+        return {s.expected_graph, {Phase::kDecode, s.expected_sequences, s.expected_sequences}};
+    const uint32_t graph = choose_graph(decodes, prefills);
+    return {graph, engine.graphs[graph]};
 }
 
 // The smallest graph that holds the step; for a prefill with a decode step that no graph holds
@@ -56,7 +77,7 @@ BLINK_DEV void Scheduler<Port>::fill_prefill(uint32_t sequences) {
     for (uint32_t i = 0; i < s.plan_count; ++i) {
         const PrefillEntry entry = s.plan[i];
         Request& r = request(entry.slot);
-        const uint32_t range = ring.range_of(entry.slot);
+        const uint32_t range = r.range;
         const int32_t* prompt = ring.prompts(range) + r.record.prompt_offset;
         const int32_t* output = ring.outputs(range) + r.record.output_offset;
         for (uint32_t t = port.lane(); t < entry.tokens; t += port.lanes()) {
@@ -91,15 +112,30 @@ BLINK_DEV void Scheduler<Port>::fill_decode(uint32_t rows) {
     const PhaseBuffers& decode = buffers(Phase::kDecode);
     for (uint32_t row = port.row_lane(); row < rows; row += port.lanes()) {
         const uint32_t slot = row < s.row_limit ? s.row_slots[row] : kNoSlot;
-        const bool active = slot != kNoSlot && request(slot).decoding;
-        const bool replays = active && request(slot).computed + 1 < request(slot).length();
-        decode.token_ids[row] = replays ? generated_token(slot) : active ? request(slot).last_token : 0;
-        decode.start_positions[row] = active ? static_cast<int32_t>(request(slot).computed) : 0;
-        decode.lengths[row] = active ? static_cast<int32_t>(request(slot).computed + 1) : 0;
-        if (active && !replays)
-            advance_sampling(decode.sampling[row], request(slot));
-        else
-            decode.sampling[row].flags = 0;
+        SamplingRow& sampling = decode.sampling[row];
+        int32_t token = 0;
+        uint32_t start = 0, length = 0, flags = 0;
+        if (slot != kNoSlot) {
+            const StepWords now(request(slot));
+            read_together(now.decoding, now.last_token, now.computed, now.generated, now.prompt_length, now.min_tokens,
+                          now.flags);
+            if (now.decoding) {
+                token = now.last_token;
+                start = now.computed;
+                length = start + 1;
+                if (length < now.length()) {
+                    token = generated_token(slot);
+                } else {
+                    flags = sampling_flags(now);
+                    sampling.output_length = now.generated;
+                    sampling.position = now.length();
+                }
+            }
+        }
+        decode.token_ids[row] = token;
+        decode.start_positions[row] = static_cast<int32_t>(start);
+        decode.lengths[row] = static_cast<int32_t>(length);
+        sampling.flags = flags;
     }
 }
 
@@ -108,7 +144,7 @@ template <class Port>
 BLINK_DEV int32_t Scheduler<Port>::generated_token(uint32_t slot) {
     Request& r = request(slot);
     const uint32_t at = r.record.output_offset + r.computed - r.record.prompt_length;
-    return known_token(r, ring.outputs(ring.range_of(slot))[at]);
+    return known_token(r, ring.outputs(r.range)[at]);
 }
 
 // A token read from an arena, which frontends can write: its request ends where it is none.
@@ -123,8 +159,8 @@ BLINK_DEV int32_t Scheduler<Port>::known_token(Request& r, int32_t token) {
 template <class Port>
 BLINK_DEV void Scheduler<Port>::fill_sampling(SamplingRow& row, uint32_t slot) const {
     const Request& r = request(slot);
-    const RequestRecord& record = r.record;
-    const uint32_t range = ring.range_of(slot);
+    const RequestRecord record = r.record;  // a copy: read before the first word is written
+    const uint32_t range = r.range;
     row.seed = record.seed;
     row.prompt = reinterpret_cast<uint64_t>(ring.prompts(range) + record.prompt_offset);
     row.output = reinterpret_cast<uint64_t>(ring.outputs(range) + record.output_offset);
@@ -146,16 +182,17 @@ BLINK_DEV void Scheduler<Port>::fill_sampling(SamplingRow& row, uint32_t slot) c
     row.repetition_penalty = record.repetition_penalty;
     row.presence_penalty = record.presence_penalty;
     row.frequency_penalty = record.frequency_penalty;
-    advance_sampling(row, r);
-}
-
-// What changes with every token. The rest of a decode row is filled when its request joins.
-template <class Port>
-BLINK_DEV void Scheduler<Port>::advance_sampling(SamplingRow& row, const Request& r) const {
+    // What changes with every token: the rest of a decode row is filled when its request joins.
     row.output_length = r.generated;
     row.position = r.length();
-    row.flags = kSamplingActive | (r.generated < r.record.min_tokens ? kSamplingSuppressEnd : 0u) |
-                ((r.record.flags & kIgnoreEos) != 0 ? kSamplingKeepEos : 0u);
+    row.flags = sampling_flags(StepWords(r));
+}
+
+// Of a row whose next token is sampled.
+template <class Port>
+BLINK_DEV uint32_t Scheduler<Port>::sampling_flags(const StepWords& r) const {
+    return kSamplingActive | (r.generated < r.min_tokens ? kSamplingSuppressEnd : 0u) |
+           ((r.flags & kIgnoreEos) != 0 ? kSamplingKeepEos : 0u);
 }
 
 }  // namespace blink

@@ -10,7 +10,7 @@ BLINK_DEV void Scheduler<Port>::launch(Flight next) {
     port.sync();  // every lane's inputs are written
     if (leader()) {
         const bool decode_alone = next.phase == Phase::kDecode;
-        for (uint32_t part = first_part(next.phase); part < end_part(next.phase); ++part) s.launches[part] += 1;
+        for (uint32_t part = 0; part < kPhases; ++part) s.launches[part] += uses(next.phase, static_cast<Phase>(part));
         port.release();
         port.stamp(Moment::kFilled);
         LaunchResult result = port.launch(next.graph);

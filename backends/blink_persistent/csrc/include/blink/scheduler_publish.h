@@ -27,7 +27,7 @@ BLINK_DEV void Scheduler<Port>::publish_fresh() {
         const uint32_t slot = s.row_slots[row];
         if (slot == kNoSlot || !request(slot).fresh) continue;
         publish(slot, request(slot).state);
-        port.store(&s.dirty[ring.range_of(slot)], true);
+        port.store(&s.dirty[request(slot).range], true);
     }
     port.sync();
 }
@@ -36,7 +36,7 @@ template <class Port>
 BLINK_DEV void Scheduler<Port>::complete(uint32_t slot, Reason reason) {
     port.store(&ring.timings[slot].finished_ns, port.now_ns());
     publish(slot, SlotState::kDecodeCompleted, reason);
-    port.store(&s.dirty[ring.range_of(slot)], true);
+    port.store(&s.dirty[request(slot).range], true);
 }
 
 template <class Port>
@@ -51,7 +51,10 @@ BLINK_DEV void Scheduler<Port>::count_end(uint32_t slot, Reason reason) {
 template <class Port>
 BLINK_DEV Outcome Scheduler<Port>::finish_pass(Outcome outcome) {
     if (leader()) {
-        if (outcome == Outcome::kIdle || outcome == Outcome::kPark) s.landed_ns = 0;
+        if (outcome != Outcome::kBusy && outcome != Outcome::kProgress && outcome != Outcome::kRelaunch) {
+            s.landed_ns = 0;
+            s.expected_rows = 0;  // the host may change what is launched
+        }
         if (outcome != Outcome::kBusy || s.event_count > 0) publish_header();
         if constexpr (Port::kNotifies) notify_owners();
     }

@@ -123,11 +123,7 @@ BLINK_DEV bool Scheduler<Port>::reserve_blocks() {
     const PhaseBuffers& decode = buffers(Phase::kDecode);
     while (s.decoding_count > 0) {
         uint32_t needed = 0;
-        for (uint32_t row = port.row_lane(); row < s.row_limit; row += port.lanes()) {
-            const uint32_t slot = s.row_slots[row];
-            needed += slot != kNoSlot && request(slot).decoding &&
-                      request(slot).computed >= request(slot).blocks * engine.block_size;
-        }
+        for (uint32_t row = port.row_lane(); row < s.row_limit; row += port.lanes()) needed += grows(s.row_slots[row]);
         needed = port.sum(needed);
         if (needed == 0) return true;
         if (needed <= s.free_count) break;
@@ -136,12 +132,11 @@ BLINK_DEV bool Scheduler<Port>::reserve_blocks() {
     for (uint32_t base = 0; base < s.row_limit; base += port.lanes()) {
         const uint32_t row = base + port.lane();
         const uint32_t slot = row < s.row_limit ? s.row_slots[row] : kNoSlot;
-        const bool grows = slot != kNoSlot && request(slot).decoding &&
-                           request(slot).computed >= request(slot).blocks * engine.block_size;
-        if (!port.any(grows)) continue;
+        const bool needs = grows(slot);
+        if (!port.any(needs)) continue;
         const uint32_t top = s.free_count;
-        const uint32_t index = port.scan(grows);
-        if (grows) {
+        const uint32_t index = port.scan(needs);
+        if (needs) {
             Request& r = request(slot);
             const int32_t block = s.free_blocks[top - 1 - index];
             const uint64_t entry = static_cast<uint64_t>(row) * engine.max_blocks + r.blocks;
@@ -149,10 +144,18 @@ BLINK_DEV bool Scheduler<Port>::reserve_blocks() {
             decode.block_tables[entry] = block;
             r.blocks += 1;
         }
-        if (port.lane() == port.lanes() - 1) s.free_count = top - index - grows;
+        if (port.lane() == port.lanes() - 1) s.free_count = top - index - needs;
         port.sync();
     }
     return s.decoding_count > 0;
+}
+
+// Needs the request on a row a block for its next token?
+template <class Port>
+BLINK_DEV bool Scheduler<Port>::grows(uint32_t slot) const {
+    if (slot == kNoSlot) return false;
+    const StepWords now(request(slot));
+    return now.decoding & (now.computed >= now.blocks * engine.block_size);
 }
 
 // Pauses the request with the lowest claim to its row: its blocks are freed, and it waits at the

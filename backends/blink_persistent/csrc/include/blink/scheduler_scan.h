@@ -10,16 +10,19 @@ constexpr uint32_t kNothing = 0, kClaim = 1, kCancel = 2;
 // Reads what the host and the owners of `slots` slots ask for.
 template <class Port>
 BLINK_DEV void Scheduler<Port>::look(uint32_t slots) {
-    if (looks * slots % ring.slot_count < slots) read_control();  // once a turn of the ring
+    const bool turns = looks * slots % ring.slot_count < slots;  // once a turn of the ring
+    if (turns) read_control();
     looks += 1;
     scan(slots);
+    // After the scan, and not where it could delay the notice of a graph's end.
+    if (turns && leader() && (looks == 1 || !port.watches(s.flight.due_ns))) port.ask_control(control);
 }
 
 template <class Port>
 BLINK_DEV void Scheduler<Port>::read_control() {
     if (leader()) {
         port.store(&ring.header->heartbeat_ns, port.now_ns());
-        const ControlWords words = port.load_control(control);
+        const ControlWords words = port.control_words(control);
         s.command = static_cast<Command>(words.command);
         s.completed_any = false;
         if (s.accepting && words.close != 0) {
@@ -30,16 +33,24 @@ BLINK_DEV void Scheduler<Port>::read_control() {
     port.sync();
 }
 
-// Does the slot's owner ask for anything? The shown status is the scheduler's own: a plain read.
+// What a slot's owner wrote, and what it was shown: the scheduler's own, a plain read.
+struct SlotWords {
+    FrontendWords words;
+    SlotStatus shown;
+};
+
 template <class Port>
-BLINK_DEV bool Scheduler<Port>::asks(uint32_t slot) const {
-    const FrontendWords words = port.load_words(&ring.words[slot]);
-    const SlotStatus shown = ring.status[slot];
-    switch (unpack_status(shown.word).state) {
-        case SlotState::kEmpty: return ticket_newer(words.submit, shown.ticket);
-        case SlotState::kDecodeCompleted: return words.release == shown.ticket;
-        default: return words.cancel == shown.ticket;
-    }
+BLINK_DEV SlotWords Scheduler<Port>::words_of(uint32_t slot) const {
+    return {port.load_words(&ring.words[slot]), ring.status[slot]};
+}
+
+// Does the slot's owner ask for anything?
+BLINK_HD inline bool asks(const SlotWords& slot) {
+    const uint32_t ticket = slot.shown.ticket;
+    const SlotState state = unpack_status(slot.shown.word).state;
+    const bool claim = ticket_newer(slot.words.submit, ticket);
+    const bool release = slot.words.release == ticket, cancel = slot.words.cancel == ticket;
+    return state == SlotState::kEmpty ? claim : state == SlotState::kDecodeCompleted ? release : cancel;
 }
 
 // What a slot's owner asks for now. A release is obeyed on the spot: it concerns nobody else.
@@ -51,7 +62,7 @@ BLINK_DEV uint32_t Scheduler<Port>::inspect(uint32_t slot) {
     if (r.state == SlotState::kDecodeCompleted) {
         if (words.release == r.ticket) {
             publish(slot, SlotState::kEmpty);
-            port.store(&s.dirty[ring.range_of(slot)], true);
+            port.store(&s.dirty[r.range], true);
         }
         return kNothing;
     }
@@ -65,7 +76,17 @@ BLINK_DEV void Scheduler<Port>::scan(uint32_t slots) {
     const uint32_t start = s.scan_start;
     bool found = false;
     if (slots == ring.slot_count) port.stamp(Moment::kScanning);
-    for (uint32_t i = port.lane(); i < slots; i += port.lanes()) found |= asks((start + i) % ring.slot_count);
+    bool polls = Port::kPollsAhead && s.flight.active && leader();
+    const Awaited running = awaited();
+    for (uint32_t i = port.lane(); i < slots; i += 2 * port.lanes()) {
+        // The reads of two slots and the poll cross to memory together.
+        const uint32_t other = i + port.lanes() < slots ? i + port.lanes() : i;
+        const SlotWords one = words_of((start + i) % ring.slot_count);
+        const SlotWords two = words_of((start + other) % ring.slot_count);
+        if (polls) ended = poll(running);
+        polls = false;
+        found |= asks(one) | asks(two);
+    }
     found = port.any(found);
     if (slots == ring.slot_count) port.stamp(Moment::kScanned);
     if (leader()) {
@@ -104,6 +125,7 @@ BLINK_DEV void Scheduler<Port>::claim(uint32_t slot, uint64_t number) {
     r.number = number;
     r.ticket = ticket;
     r.row = kNoRow;
+    r.range = ring.range_of(slot);
     ring.timings[slot] = SlotTiming{port.now_ns(), 0, 0, 0};
     port.store(&ring.status[slot].ticket, ticket);
     port.store(&ring.status[slot].epoch, ring.header->epoch);

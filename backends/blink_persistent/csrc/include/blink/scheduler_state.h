@@ -28,7 +28,8 @@ struct Request {
     uint32_t previous;
     int32_t row;
     int32_t last_token;
-    uint32_t kept;  // its sampling row's, while it has none among the decode rows
+    uint32_t kept;   // its sampling row's, while it has none among the decode rows
+    uint32_t range;  // of its slot
     SlotState state;
     Reason ending;  // set: to be completed at the next step boundary
     bool waiting;   // in a waiting queue
@@ -36,6 +37,39 @@ struct Request {
     bool fresh;     // on a row, with a state or tokens that are shown after the next launch
 
     BLINK_HD uint32_t length() const { return record.prompt_length + generated; }
+};
+
+// Has these words read here, together. The compiler would read each where it is first used, behind
+// branches that wait for the words before it.
+template <class... Words>
+BLINK_HD void read_together(Words... words) {
+    (..., [](uint32_t word) { asm volatile("" ::"r"(word)); }(static_cast<uint32_t>(words)));
+}
+
+// What an ordinary step asks of a request.
+struct StepWords {
+    BLINK_HD explicit StepWords(const Request& r)
+        : decoding(r.decoding), ending(r.ending), computed(r.computed), generated(r.generated), blocks(r.blocks),
+          range(r.range), last_token(r.last_token), prompt_length(r.record.prompt_length),
+          output_offset(r.record.output_offset), max_tokens(r.record.max_tokens), min_tokens(r.record.min_tokens),
+          logprobs(r.record.logprobs), stop_count(r.record.stop_count), flags(r.record.flags) {}
+
+    BLINK_HD uint32_t length() const { return prompt_length + generated; }
+
+    bool decoding;
+    Reason ending;
+    uint32_t computed;
+    uint32_t generated;
+    uint32_t blocks;
+    uint32_t range;
+    int32_t last_token;
+    uint32_t prompt_length;
+    uint32_t output_offset;
+    uint32_t max_tokens;
+    uint32_t min_tokens;
+    uint32_t logprobs;
+    uint32_t stop_count;
+    uint32_t flags;
 };
 
 // KV blocks that a request needs for all tokens it has.
@@ -46,6 +80,9 @@ BLINK_HD inline uint32_t blocks_for(const Request& r, const EngineTables& engine
 // Tokens of a request that are computed by prefill.
 BLINK_HD inline uint32_t prefill_length(const Request& r, const EngineTables& engine) {
     return engine.deterministic != 0 ? r.record.prompt_length : r.length();
+}
+BLINK_HD inline uint32_t prefill_length(const StepWords& r, const EngineTables& engine) {
+    return engine.deterministic != 0 ? r.prompt_length : r.length();
 }
 
 struct WaitingQueue {
@@ -144,7 +181,10 @@ struct SchedulerState {
     uint32_t event_count;
     uint32_t scan_start;  // rotates, so that no frontend is always first
     uint32_t window_launches;
-    uint32_t failed;  // a launch error: nothing more is launched
+    uint32_t failed;              // a launch error: nothing more is launched
+    uint32_t expected_rows;       // row_limit of the decode step that is expected next, or 0
+    uint32_t expected_graph;      // for it
+    uint32_t expected_sequences;  // of that graph
     uint64_t next_number;
     uint64_t landed_ns;  // when the last step's end was noticed; 0: there was a rest since
     Command command;
