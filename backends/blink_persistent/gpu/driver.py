@@ -178,14 +178,21 @@ class Gpu:
         return int(address)
 
     def load(
-        self, source: str, structs: Sequence[type[ctypes.Structure]], *, prologue: str = ""
+        self,
+        source: str,
+        structs: Sequence[type[ctypes.Structure]],
+        *,
+        prologue: str = "",
+        of_this_architecture: bool = False,
     ) -> DeviceProgram:
         """Compile, load and own `csrc/<source>`, with `prologue` before its text.
 
-        `structs` are the mirrors that it must match.
+        `structs` are the mirrors that it must match. `of_this_architecture`: it uses instructions
+        that no later one has ("sm_90a").
         """
         mirrors = layout_assertions(structs)
-        cubin = compile_program(source, arch=self.arch, prologue=prologue, epilogue=mirrors)
+        arch = f"{self.arch}a" if of_this_architecture else self.arch
+        cubin = compile_program(source, arch=arch, prologue=prologue, epilogue=mirrors)
         with self.exclusive():
             module = self.call("cuModuleLoadData", cubin)
         self.own("cuModuleUnload", module)
