@@ -4,7 +4,7 @@
 
 Method: as `engine_kernels.py`, one call for each of 32 layers of KV pages, blocks of 64 at random
 places. TFLOP/s count the entries that each query sees, 4 an entry and element of a query; what a
-tile computes beyond them is waste. "default" is the tiling that a step would take.
+tile computes beyond them is waste. "default" is the tiling that a step without pages would take.
 """
 
 from __future__ import annotations
@@ -21,17 +21,21 @@ from step_work import Chunk
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels.attention import Attention
-from blink_persistent.engines.cuda.kernels.choices import PrefillTiling
+from blink_persistent.engines.cuda.kernels.choices import PageTiling, PrefillTiling
 from blink_server.importers.checkpoint import Architecture
 
 LAYERS, BLOCK_SIZE, BLOCKS = 32, 64, 512
 PROCESSORS = torch.cuda.get_device_properties(0).multi_processor_count - 1
-TILINGS = {
+TILINGS: dict[str, PrefillTiling | PageTiling | None] = {
     "default": None,
     **{
         f"{queries} queries, {warps} warps, {stages} stages": PrefillTiling(queries, warps, stages)
         for queries, warps in ((128, 8), (64, 4), (32, 4))
         for stages in (2, 3)
+    },
+    **{
+        f"pages, {teams} teams, {stages} stages": PageTiling(teams, stages)
+        for teams, stages in ((2, 4), (1, 3), (2, 2), (2, 5))
     },
 }
 STEPS = [
@@ -66,7 +70,7 @@ class Bench:
         self.ends = torch.tensor(ends, device="cuda").int()
         self.flop = 4 * shape.heads * shape.head_dim * sum(chunk.entries for chunk in chunks)
 
-    def measure(self, tiling: PrefillTiling | None) -> dict[str, Any]:
+    def measure(self, tiling: PrefillTiling | PageTiling | None) -> dict[str, Any]:
         """Microseconds of one layer, and how fast that is."""
         attention = Attention(
             self.shape,

@@ -31,7 +31,11 @@ from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels import fused
 from blink_persistent.engines.cuda.kernels.choices import Cut, DecodeTiling, row_tile
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
-from blink_persistent.engines.cuda.kernels.hopper import measured, measured_choices
+from blink_persistent.engines.cuda.kernels.hopper import (
+    measured,
+    measured_choices,
+    prefills_by_pages,
+)
 from blink_persistent.engines.cuda.memory import most_sampled, most_tokens
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.step_tensors import KvCache, Workspace, empty_inputs
@@ -193,6 +197,7 @@ def work(number: int, of: int, arguments: argparse.Namespace) -> tuple[int, int]
     share = Share(number, of)
     share.install()
     fused.measured = lambda capability: measured(HOPPER)
+    fused.prefills_by_pages = lambda shape, capability: prefills_by_pages(shape, HOPPER)
     with torch.no_grad():
         for model in arguments.model:
             shape = replace(ARCHITECTURES[model], layers=LAYERS)

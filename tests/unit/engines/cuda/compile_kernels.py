@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels import (
     decode_attention,
     grouped,
@@ -19,7 +21,13 @@ from blink_persistent.engines.cuda.kernels import (
     stream,
     swiglu,
 )
-from blink_persistent.engines.cuda.kernels.choices import expert_tiling
+from blink_persistent.engines.cuda.kernels.choices import PageTiling, expert_tiling
+from blink_persistent.engines.cuda.kernels.page_attention import (
+    PageAttention,
+    constants_of,
+    options_of,
+    pages,
+)
 
 INTS = {
     "rows",
@@ -54,16 +62,23 @@ def kind_of(name: str) -> str:
     return "*fp32" if name in FLOAT_ARRAYS else "*bf16"
 
 
-def compile_kernel(kernel: Any, constants: dict[str, Any], **options: int) -> None:
-    """As a launch with aligned arrays would compile it."""
+def compile_kernel(
+    kernel: Any,
+    constants: dict[str, Any],
+    kinds: dict[str, str] | None = None,
+    make_source: Any = ASTSource,
+    **options: int,
+) -> None:
+    """As a launch with aligned arrays would compile it. `kinds`: what names do not tell."""
     names, constants = kernel.arg_names, {**constants, "CHAINED": True}
-    kinds = {name: "constexpr" if name in constants else kind_of(name) for name in names}
+    known = {name: kind_of(name) for name in names} | (kinds or {})
+    kinds = {name: "constexpr" if name in constants else known[name] for name in names}
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(names)
         if kinds[name].startswith("*") or name in ALIGNED_INTS
     }
-    source = ASTSource(kernel, kinds, constants, aligned)
+    source = make_source(kernel, kinds, constants, aligned)
     compiled = triton.compile(
         source, target=GPUTarget("cuda", 90, 32), options={**options, "launch_pdl": True}
     )
@@ -101,6 +116,7 @@ def compile_all() -> None:
             kernel = prefill_attention.attend_tile
             compile_kernel(kernel, shape | tiles | queries, num_warps=warps, num_stages=2)
     compile_experts()
+    compile_pages()
 
 
 def compile_experts() -> None:
@@ -116,6 +132,29 @@ def compile_experts() -> None:
             tile = {"CHOSEN": 8, "TILE": tiling.features, "STEP": tiling.step, "GATED": gated}
             options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
             compile_kernel(grouped.grouped_product, block | tile, **options)
+
+
+def compile_pages() -> None:
+    """Prefill attention for Hopper, where Triton is new enough."""
+    for model in ("llama-3-8b", "smollm2-135m", "phi-4"):
+        shape = ARCHITECTURES[model]
+        if not PageAttention.fits(shape):
+            continue
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        from blink_persistent.engines.cuda.kernels.hopper_prefill import attend_pages
+
+        size = shape.head_dim
+        paged = pages(torch.empty(1, 1, 64, size, dtype=torch.bfloat16, device="meta"))
+        kind = f"tensordesc<bf16[64,{paged.block_shape[1]}],{paged.layout!r}>"
+        for tiling in (PageTiling(), PageTiling(teams=2, stages=4)):
+            compile_kernel(
+                attend_pages,
+                constants_of(shape, tiling),
+                {"keys": kind, "values": kind},
+                GluonASTSource,
+                **options_of(tiling),
+            )
 
 
 if __name__ == "__main__":

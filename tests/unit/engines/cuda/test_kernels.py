@@ -22,6 +22,7 @@ from blink_persistent.engines.cuda.kernels.choices import (
     DecodeTiling,
 )
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
+from blink_persistent.engines.cuda.kernels.page_attention import PageAttention
 from blink_persistent.engines.cuda.kernels.products import Products
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Projected, Rotary
 
@@ -332,4 +333,5 @@ def test_every_kernel_compiles_for_the_gpu() -> None:
     command = [sys.executable, str(HERE / "compile_kernels.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count("compiled") == 33
+    pages = 6 if PageAttention.fits(ARCHITECTURE) else 0
+    assert done.stdout.count("compiled") == 33 + pages

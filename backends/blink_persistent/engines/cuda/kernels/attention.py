@@ -17,11 +17,13 @@ from blink_persistent.engines.cuda.kernels.choices import (
     PREFILL_TILE,
     ROW_TILES,
     DecodeTiling,
+    PageTiling,
     PrefillTiling,
     Tilings,
     prefill_tiling,
     row_tile,
 )
+from blink_persistent.engines.cuda.kernels.page_attention import PageAttention
 from blink_server.importers.checkpoint import Architecture
 
 
@@ -39,16 +41,25 @@ class Attention:
         device: Any,
         tilings: Tilings,
         always: DecodeTiling | None,
-        prefill: PrefillTiling | None = None,
+        prefill: PrefillTiling | PageTiling | None = None,
+        by_pages: bool = False,
     ) -> None:
         """As `FusedKernels`; `always` is taken instead of what `tilings` says, `prefill` instead
-        of what `prefill_tiling` does.
+        of what `prefill_tiling` says, or of `PageTiling()`.
 
+        `by_pages`: prefill as `PageAttention` does, where it can, as with such a tiling.
         `chain`: options of the launches of a step of so many tokens.
         """
         self._shape, self._processors = architecture, processors
-        self._tilings, self._always, self._always_prefill = tilings, always, prefill
+        self._tilings, self._always = tilings, always
+        self._always_prefill = prefill if isinstance(prefill, PrefillTiling) else None
         self._chain = chain
+        pages = prefill if isinstance(prefill, PageTiling) else None
+        self._by_pages = (
+            PageAttention(architecture, pages)
+            if (by_pages or pages) and PageAttention.fits(architecture)
+            else None
+        )
         most = max(
             rows * self._tiling(rows).splits(rows, architecture.kv_heads, capacity, processors)
             for rows in range(1, max_rows + 1)
@@ -122,6 +133,9 @@ class Attention:
         out: Tensor,
     ) -> None:
         (sequences, max_blocks), tokens = block_tables.shape, len(queries)
+        if self._by_pages is not None and self._by_pages.takes(keys):
+            tensors = queries, keys, values, start_positions, cu_seqlens, block_tables, out
+            return self._by_pages(*tensors, self._chain(tokens))
         shape, block_size = self._shape, keys.shape[2]
         tiling = self._always_prefill or prefill_tiling(tokens, shape.heads, self._processors)
         query_tile = min(max(triton.next_power_of_2(tokens), DOT_LEAST), tiling.queries)

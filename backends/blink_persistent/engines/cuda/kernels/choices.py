@@ -53,6 +53,19 @@ def prefill_tiling(tokens: int, heads: int, processors: int) -> PrefillTiling:
 
 
 @dataclass(frozen=True, slots=True)
+class PageTiling:
+    """How prefill attention for Hopper is cut: `teams` of 64 rows a program, one or two.
+
+    A row is a query of one head. `stages`: pages of keys, and of values, that are held at once.
+    Measured: two teams with four stages are 2 % faster for one prompt of 2,048 tokens, and up to
+    17 % slower for short ones.
+    """
+
+    teams: int = 1
+    stages: int = 3
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """How `stream_product` is cut: `features` a program, the inner dimension in `splits` shares.
 

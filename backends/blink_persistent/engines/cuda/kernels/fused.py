@@ -18,7 +18,7 @@ from blink_persistent.engines.cuda.kernels.choices import (
     row_tile,
 )
 from blink_persistent.engines.cuda.kernels.experts import Experts
-from blink_persistent.engines.cuda.kernels.hopper import measured
+from blink_persistent.engines.cuda.kernels.hopper import measured, prefills_by_pages
 from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
 from blink_persistent.engines.cuda.kernels.primed import MakePrimed, no_primed
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
@@ -63,7 +63,8 @@ class FusedKernels(Products, Attention, Experts):
         `primed_attention` and `primed_norm` take the place of others where they can.
         """
         on_gpu = torch.device(device).type == "cuda"
-        known, tilings = measured(torch.cuda.get_device_capability(device) if on_gpu else (0, 0))
+        capability = torch.cuda.get_device_capability(device) if on_gpu else (0, 0)
+        known, tilings = measured(capability)
         self._primed_attention, self._primed_norm = primed_attention, primed_norm
         cuts = known if cuts is None else cuts
         shapes = {product.shape for product in step_products(architecture)}
@@ -86,6 +87,7 @@ class FusedKernels(Products, Attention, Experts):
             device=device,
             tilings=tilings,
             always=decode,
+            by_pages=prefills_by_pages(architecture, capability),
         )
         Experts.__init__(self, self.chain, experts)
 
