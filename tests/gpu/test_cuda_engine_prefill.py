@@ -24,6 +24,7 @@ STEPS = {  # start and tokens of each prompt
     "prompts of all lengths": [(0, 1), (0, 64), (0, 65), (99, 129), (5, 0), (0, 300), (64, 17)],
     "a late chunk": [(1900, 148)],
 }
+MODELS = ["llama-3-8b", "smollm2-135m", "qwen2.5-7b", "qwen3-32b", "qwen3-30b-a3b", "phi-4"]
 TILINGS = [PageTiling(), PageTiling(teams=2, stages=4), PageTiling(teams=2, stages=2)]
 
 
@@ -65,9 +66,7 @@ def same(found: Any, expected: Any) -> bool:
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize(
-    "model", ["llama-3-8b", "smollm2-135m", "qwen2.5-7b", "qwen3-32b", "qwen3-30b-a3b", "phi-4"]
-)
+@pytest.mark.parametrize("model", MODELS)
 def test_it_attends_as_plain_pytorch_does(model: str, step: str, tiling: PageTiling) -> None:
     shape = ARCHITECTURES[model]
     assert PageAttention.fits(shape)
