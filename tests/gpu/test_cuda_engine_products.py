@@ -13,11 +13,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Shape, row_tile
-from blink_persistent.engines.cuda.kernels.hopper import HOPPER_PRIMED, measured
+from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, AheadCut, Shape, row_tile
+from blink_persistent.engines.cuda.kernels.hopper import HOPPER_AHEAD, measured
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cut, step_products
 from blink_persistent.engines.cuda.kernels.primed import primed_on
 from blink_persistent.engines.cuda.kernels.products import Products
+from blink_persistent.engines.cuda.kernels.wide_cut import WideCut
 from blink_persistent.gpu.driver import Gpu
 
 pytestmark = pytest.mark.gpu
@@ -102,27 +103,33 @@ def test_a_primed_product_is_the_librarys(name: str) -> None:
         torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize("shape", sorted({shape for shape, _ in HOPPER_PRIMED}), ids=str)
-def test_a_measured_primed_product_is_the_librarys(shape: Shape) -> None:
+@pytest.mark.parametrize("shape", sorted({shape for shape, _ in HOPPER_AHEAD}), ids=str)
+def test_a_measured_product_that_reads_ahead_is_the_librarys(shape: Shape) -> None:
     torch.manual_seed(1)
     weight = torch.randn(shape, device="cuda", dtype=torch.bfloat16) / shape[1] ** 0.5
     with Gpu() as gpu:
-        options: dict[str, Any] = {"device": "cuda", "primed": primed_on(gpu)(HOPPER_PRIMED)}
-        products = Products([shape], HOPPER_PRIMED, chained=True, **options)
-        for rows in range(1, 17):
+        options: dict[str, Any] = {"device": "cuda", "primed": primed_on(gpu)(HOPPER_AHEAD)}
+        products = Products([shape], HOPPER_AHEAD, chained=True, **options)
+        for rows in range(1, ROW_TILES[-1] + 1):
             x = torch.randn(rows, shape[1], device="cuda", dtype=torch.bfloat16)
             check(products, x, weight, gated=shape in GATED)
         torch.cuda.synchronize()
 
 
-def test_chained_products_wait_for_what_they_read() -> None:
+@pytest.mark.parametrize(
+    "cut",
+    [
+        likely_cut((2 * 4096, 4096), 8, gated=True, in_parts=False),
+        WideCut(features=32, stages=4, groups=1, gated=True),
+    ],
+    ids=str,
+)
+def test_chained_products_wait_for_what_they_read(cut: AheadCut) -> None:
     """Each multiplies what the one before has written, many times, in one graph."""
     size, links = 4096, 6  # outputs get small as a square does
     torch.manual_seed(1)
     weights = torch.randn(links, 2 * size, size, device="cuda", dtype=torch.bfloat16)
     weights /= size**0.5
-    cut = likely_cut((2 * size, size), 8, gated=True, in_parts=False)
-    assert cut is not None
     cuts = {((2 * size, size), 8): cut}
     rows = [torch.randn(4, size, device="cuda", dtype=torch.bfloat16)]
     rows += [torch.zeros_like(rows[0]) for _ in range(links)]

@@ -8,10 +8,17 @@ from typing import Any
 import pytest
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Cut, StepChoices, row_tile
+from blink_persistent.engines.cuda.kernels.choices import (
+    ROW_TILES,
+    AheadCut,
+    Cut,
+    StepChoices,
+    row_tile,
+)
+from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.hopper import (
+    HOPPER_AHEAD,
     HOPPER_CUTS,
-    HOPPER_PRIMED,
     HOPPER_TILINGS,
     measured,
     measured_choices,
@@ -22,11 +29,12 @@ from blink_persistent.engines.cuda.kernels.likely_cuts import (
     likely_choices,
     step_products,
 )
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
+from blink_persistent.engines.cuda.kernels.wide_cut import ALIGNMENT, WideCut
 
 HOPPER = (9, 0)
 LLAMA = ARCHITECTURES["llama-3-8b"]
+MOST_SHARED_BYTES = 227 << 10  # that a block may have
 MEASURED = ("llama-3-8b", "qwen3-32b", "qwen3-30b-a3b", "phi-4")
 
 
@@ -37,7 +45,7 @@ def kinds(choices: StepChoices, shape: Any, rows: int) -> dict[str, type]:
     return {p.name: type(cuts.get((p.shape, row_tile(rows) or 0))) for p in products}
 
 
-@pytest.mark.parametrize("tables", [HOPPER_CUTS, HOPPER_PRIMED])
+@pytest.mark.parametrize("tables", [HOPPER_CUTS, HOPPER_AHEAD])
 def test_what_was_measured_fits_its_shape(tables: Any) -> None:
     gated = {p.shape for model in MEASURED for p in step_products(ARCHITECTURES[model]) if p.gated}
     assert tables
@@ -46,28 +54,31 @@ def test_what_was_measured_fits_its_shape(tables: Any) -> None:
         assert cut.fits(size // 2 if shape in gated else size, depth)
         assert cut.splits == 1 or shape not in gated
         assert tile in ROW_TILES
-        if isinstance(cut, PrimedCut):
+        if isinstance(cut, AheadCut):
             assert cut.gated == (shape in gated)
+        if isinstance(cut, PrimedCut):
             assert cut.shared_bytes(tile) <= SHARED_BYTES
+        if isinstance(cut, WideCut):
+            assert cut.shared_bytes(tile) + ALIGNMENT <= MOST_SHARED_BYTES
 
 
-def test_32_rows_have_streamed_products_and_a_tiling() -> None:
+def test_32_rows_have_products_of_the_engines_own_and_a_tiling() -> None:
     for model in MEASURED:
         shape = ARCHITECTURES[model]
         found = measured_choices(shape, HOPPER)
-        assert set(kinds(found, shape, 32).values()) == {Cut}
+        assert set(kinds(found, shape, 32).values()) <= {Cut, WideCut}
         assert ((shape.heads, shape.kv_heads, shape.head_dim), 32) in HOPPER_TILINGS
         assert 32 not in {*found.attentions, *found.norms}
 
 
-def test_llama_has_primed_kernels_where_a_step_was_fastest_with_them() -> None:
+def test_llama_has_of_each_kind_where_a_step_was_fastest_with_it() -> None:
     found = measured_choices(LLAMA, HOPPER)
-    for rows, kind in ((1, PrimedCut), (8, PrimedCut), (9, PrimedCut), (17, Cut), (64, Cut)):
+    for rows, kind in ((1, PrimedCut), (8, PrimedCut), (9, WideCut), (17, WideCut), (64, WideCut)):
         of = kinds(found, LLAMA, rows)
         assert of.pop("head") is Cut
         assert set(of.values()) == {kind}
-    assert found.attentions == {16: AttentionCut(warps=8, stages=1, programs=2)}
-    assert found.norms == {16}
+    assert found.attentions == {4: DirectCut(warps=8, resident=1, clustered=True, most=8)}
+    assert not found.norms
 
 
 def test_a_vocabulary_that_was_not_measured_is_the_librarys_and_the_rest_as_measured() -> None:
@@ -78,7 +89,7 @@ def test_a_vocabulary_that_was_not_measured_is_the_librarys_and_the_rest_as_meas
     assert set(of.values()) == {PrimedCut}
 
 
-def test_a_layer_of_which_not_all_is_measured_has_no_primed_kernels() -> None:
+def test_a_layer_of_which_not_all_is_measured_has_none_that_read_ahead() -> None:
     """They are worth it in a chain only: unchained, steps were 12 % longer than chained."""
     qwen = ARCHITECTURES["qwen3-8b"]
     found, missing = measured_choices(qwen, HOPPER), type(None)
@@ -87,7 +98,6 @@ def test_a_layer_of_which_not_all_is_measured_has_no_primed_kernels() -> None:
         **{"gate_up": missing, "down": missing, "head": missing},
     }
     assert not found.attentions
-    assert not found.norms
 
 
 def test_nothing_is_known_of_another_gpu() -> None:
@@ -100,7 +110,7 @@ def test_what_is_likely_is_for_few_rows_and_beside_what_was_measured() -> None:
     found = likely_choices(LLAMA, known, primed_attention=True)
     for tile in ROW_TILES:
         of = set(kinds(found, LLAMA, tile).values())
-        assert of == ({PrimedCut} if tile in LIKELY_TILES else {Cut})
+        assert of == ({PrimedCut} if tile in LIKELY_TILES else {Cut, WideCut})
     assert set(found.attentions) == set(LIKELY_TILES)
     assert set(found.norms) <= set(LIKELY_TILES)
     assert not likely_choices(LLAMA, known, primed_attention=False).attentions

@@ -16,7 +16,7 @@ pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not install
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cuts
-from blink_persistent.engines.cuda.kernels.primed import PrimedProducts, primed_on
+from blink_persistent.engines.cuda.kernels.primed import AheadProducts, primed_on
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel
@@ -57,7 +57,7 @@ def distance(found: Any, expected: Any) -> float:
 def test_a_product_gets_its_sizes_in_order(gpu: Any) -> None:
     cut = PrimedCut(blocks=3, splits=2, warps=2, windows=2, stages=3)
     products = primed_on(gpu)({((72, 256), 8): cut})
-    assert isinstance(products, PrimedProducts)
+    assert isinstance(products, AheadProducts)
     x, weight = torch.randn(5, 256).bfloat16(), torch.randn(72, 256).bfloat16()
     out = torch.full((2, 5, 72), torch.nan)
     products(x, weight, out, cut, 8, chained=True)
@@ -171,6 +171,9 @@ def test_what_the_library_computed_is_for_the_other_kernels(gpu: Any) -> None:
     few = PrimedAttention(gpu, SHAPE, max_rows=8, processors=3, device="cpu", cuts={8: CUT})
     assert few.takes(projected(8))
     assert not few.takes(projected(9))
+    fewer = PrimedAttention(gpu, SHAPE, max_rows=8, processors=3, device="cpu", cuts={4: CUT})
+    assert fewer.takes(projected(4))
+    assert not fewer.takes(projected(5))
     assert PrimedNorm(gpu, 192, {16}).takes(torch.empty(2, 16, 192))
     assert not PrimedNorm(gpu, 192, {16}).takes(torch.empty(2, 8, 192))
     assert primed_norm_for(gpu, 192, ()) is None

@@ -10,11 +10,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Cut
+from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, AheadCut, Cut
 from blink_persistent.engines.cuda.kernels.primed import no_primed
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel
 from blink_persistent.engines.cuda.kernels.products import Products
-from blink_persistent.testing.primed_host import HostProducts
+from blink_persistent.engines.cuda.kernels.wide_cut import WideCut, WideKernel
+from blink_persistent.testing.primed_host import HostProducts, Way
+from blink_persistent.testing.wide_host import HostWideProducts
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -22,29 +24,37 @@ SIZE, DEPTH = 72, 256
 PLAIN = PrimedCut(blocks=2, splits=2, warps=2, windows=2, stages=3)
 WHOLE = PrimedCut(blocks=3, warps=2, windows=2, stages=3)
 GATED = PrimedCut(blocks=2, warps=2, windows=2, stages=3, gated=True)
+WIDE = WideCut(features=40, splits=2, windows=1, stages=3, groups=1)
+WIDE_WHOLE = WideCut(features=64, windows=1, stages=3, groups=1)
+WIDE_GATED = WideCut(features=24, windows=1, stages=3, groups=1, gated=True)
+TILES = ROW_TILES[:2]
 BFLOAT16 = 5e-3  # ||difference|| / ||expected||
 
 
 class OnHost:
-    """Runs primed products lane by lane on this host."""
+    """Runs products that read ahead lane by lane on this host."""
 
     def __init__(self) -> None:
-        cuts = PLAIN, WHOLE, GATED
-        kernels = {PrimedKernel.of(cut, tile) for cut in cuts for tile in ROW_TILES[:2]}
-        self._products = HostProducts(kernels)
+        cuts, wide = (PLAIN, WHOLE, GATED), (WIDE, WIDE_WHOLE, WIDE_GATED)
+        self._products = HostProducts(PrimedKernel.of(cut, tile) for cut in cuts for tile in TILES)
+        self._wide = HostWideProducts(WideKernel.of(cut, tile) for cut in wide for tile in TILES)
         self.chained: list[bool] = []
 
     def __call__(
-        self, x: Any, weight: Any, out: Any, cut: PrimedCut, row_tile: int, *, chained: bool
+        self, x: Any, weight: Any, out: Any, cut: AheadCut, row_tile: int, *, chained: bool
     ) -> None:
         size = len(weight) // (2 if cut.gated else 1)
         addresses = x.data_ptr(), weight.data_ptr(), out.data_ptr()
-        self._products.run(cut, row_tile, (len(x), size, x.shape[1]), addresses)
+        sizes = len(x), size, x.shape[1]
+        if isinstance(cut, WideCut):
+            self._wide.run(cut, row_tile, sizes, addresses, Way())
+        else:
+            self._products.run(cut, row_tile, sizes, addresses)
         self.chained.append(chained)
 
 
-def products(shape: tuple[int, int], cut: PrimedCut) -> tuple[Products, OnHost]:
-    cuts, primed = {(shape, tile): cut for tile in ROW_TILES[:2]}, OnHost()
+def products(shape: tuple[int, int], cut: AheadCut) -> tuple[Products, OnHost]:
+    cuts, primed = {(shape, tile): cut for tile in TILES}, OnHost()
     made = Products([shape], cuts, chained=True, device="cpu", primed=primed)
     return made, primed
 
@@ -60,8 +70,9 @@ def close(found: Any, expected: Any) -> bool:
 
 
 @pytest.mark.parametrize("rows", [1, 7, 16])
-def test_a_primed_product_comes_in_parts(rows: int) -> None:
-    made, primed = products((SIZE, DEPTH), PLAIN)
+@pytest.mark.parametrize("cut", [PLAIN, WIDE], ids=str)
+def test_a_product_that_reads_ahead_comes_in_parts(cut: AheadCut, rows: int) -> None:
+    made, primed = products((SIZE, DEPTH), cut)
     x, weight = operands(rows, SIZE)
     library = torch.full((rows, SIZE), torch.nan)
     parts = made.product(x, weight, library)
@@ -71,16 +82,17 @@ def test_a_primed_product_comes_in_parts(rows: int) -> None:
     assert primed.chained == [True]
 
 
-def test_a_primed_gate_and_a_primed_head() -> None:
+@pytest.mark.parametrize(("gated", "whole"), [(GATED, WHOLE), (WIDE_GATED, WIDE_WHOLE)], ids=str)
+def test_a_gate_and_a_head_that_read_ahead(gated: AheadCut, whole: AheadCut) -> None:
     x, weight = operands(9, 2 * SIZE)
     expected = x.float() @ weight.float().t()
     out = torch.full((9, SIZE), torch.nan, dtype=torch.bfloat16)
-    made, _ = products((2 * SIZE, DEPTH), GATED)
+    made, _ = products((2 * SIZE, DEPTH), gated)
     made.gated_product(x, weight, torch.empty(9, 2 * SIZE), out)
     gate, up = expected.chunk(2, dim=1)
     assert close(out, torch.nn.functional.silu(gate) * up)
     logits = torch.full((9, 2 * SIZE), torch.nan)
-    made, _ = products((2 * SIZE, DEPTH), WHOLE)
+    made, _ = products((2 * SIZE, DEPTH), whole)
     made.vocabulary_product(x, weight, logits)
     torch.testing.assert_close(logits, expected)
 
@@ -93,16 +105,18 @@ def test_rows_without_a_cut_are_the_librarys() -> None:
     assert primed.chained == []
 
 
-def test_a_head_of_the_shape_of_gate_and_up_is_the_librarys() -> None:
+@pytest.mark.parametrize("gated", [GATED, WIDE_GATED], ids=str)
+def test_a_head_of_the_shape_of_gate_and_up_is_the_librarys(gated: AheadCut) -> None:
     x, weight = operands(9, 2 * SIZE)
     logits = torch.full((9, 2 * SIZE), torch.nan)
-    made, primed = products((2 * SIZE, DEPTH), GATED)
+    made, primed = products((2 * SIZE, DEPTH), gated)
     made.vocabulary_product(x, weight, logits)
     torch.testing.assert_close(logits, x.float() @ weight.float().t())
     assert primed.chained == []
 
 
-def test_primed_cuts_need_a_gpu_and_others_do_not() -> None:
+@pytest.mark.parametrize("cut", [PLAIN, WIDE], ids=str)
+def test_cuts_that_read_ahead_need_a_gpu_and_others_do_not(cut: AheadCut) -> None:
     no_primed({((SIZE, DEPTH), 8): Cut(features=16)})
     with pytest.raises(ValueError, match="GPU"):
-        no_primed({((SIZE, DEPTH), 8): PLAIN})
+        no_primed({((SIZE, DEPTH), 8): cut})

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
-pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels import (
@@ -31,6 +31,7 @@ from blink_persistent.engines.cuda.weights import fill_weights
 from blink_persistent.testing.primed_host import HostGpu
 
 HOPPER, PROCESSORS, MAX_ROWS, MAX_BLOCKS, BLOCK_SIZE = (9, 0), 132, 64, 32, 64
+OVERLAP = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 NOWHERE: dict[str, Any] = {"device": "meta", "dtype": torch.bfloat16}
 
 
@@ -41,13 +42,14 @@ class Told(HostGpu):
         super().__init__()
         self.names: list[str] = []
 
-    def load(self, source: str, structs: Any, *, prologue: str) -> Any:
+    def load(self, source: str, structs: Any, **_: Any) -> Any:
         return SimpleNamespace(function=lambda name: name)
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: Any) -> Any:
         if name == "cuLaunchKernelEx":
             config, function, *_ = arguments
-            self.tell(function, chained=config.numAttrs == 1)
+            self.tell(function, chained=OVERLAP in {attribute.id for attribute in config.attrs})
+        return driver.CUtensorMap() if name == "cuTensorMapEncodeTiled" else None
 
     def tell(self, name: str, *, chained: bool) -> None:
         self.names.append(name if chained else f"{name} alone")
@@ -115,16 +117,20 @@ def launches(gpu: Told, model: str, rows: int, **options: bool) -> list[str]:
 BEGIN, TRITONS = ["locate_decode", "embed_norm"], ["rotate_append", "attend_split"]
 LLAMA = {
     1: [
-        *("blink_product_6_1_8_4_8", *TRITONS, "combine_splits", "blink_product_16_1_8_4_3"),
+        *("blink_product_6_1_8_4_7", "blink_cluster_8_128_1", "blink_product_16_1_8_4_3"),
         *("add_norm", "blink_gated_14_1_8_4_3", "blink_product_8_1_8_4_6", "add_norm"),
     ],
     16: [
-        *("blink_product_12_1_16_4_4", "blink_attention_8_128_1", "blink_product_16_1_16_4_3"),
-        *("blink_norm", "blink_gated_14_1_16_4_3", "blink_product_8_1_16_4_6", "blink_norm"),
+        *("blink_wide_96_16_1_10_1_1", *TRITONS, "combine_splits", "blink_wide_128_16_2_4_2_1"),
+        *("add_norm", "blink_wide_gated_112_16_1_6_2_1", "blink_wide_256_16_1_5_2_1", "add_norm"),
+    ],
+    32: [
+        *("blink_wide_96_32_1_10_1_1", *TRITONS, "combine_splits", "blink_wide_64_32_2_6_1_1"),
+        *("add_norm", "blink_wide_gated_112_32_1_6_2_1", "blink_wide_64_32_2_6_1_1", "add_norm"),
     ],
     64: [
-        *("stream_product", *TRITONS, "stream_product", "add_norm"),
-        *("stream_product", "stream_product", "add_norm"),
+        *("blink_wide_96_64_1_10_1_1", *TRITONS, "blink_wide_64_64_2_6_1_1"),
+        *("add_norm", "blink_wide_gated_56_64_2_5_1_1", "blink_wide_64_64_2_6_1_1", "add_norm"),
     ],
 }  # as measured: tests/bench/results/gpu-2026-11-30
 
@@ -134,11 +140,18 @@ def test_a_step_of_llama_is_the_one_that_was_measured(gpu: Told, rows: int) -> N
     assert launches(gpu, "llama-3-8b", rows) == [*BEGIN, *LLAMA[rows], "stream_product"]
 
 
-@pytest.mark.parametrize(("rows", "like"), [(8, 1), (9, 16), (17, 64), (33, 64)])
+@pytest.mark.parametrize(("rows", "like"), [(2, 1), (4, 1), (9, 16), (17, 32), (33, 64)])
 def test_rows_between_have_what_the_next_larger_ones_have(gpu: Told, rows: int, like: int) -> None:
     found = [name for name in launches(gpu, "llama-3-8b", rows) if name != "combine_splits"]
     layer = [name for name in LLAMA[like] if name != "combine_splits"]
     assert found == [*BEGIN, *layer, "stream_product"]
+
+
+def test_five_to_eight_rows_have_tritons_attention(gpu: Told) -> None:
+    qkv, _, *rest = LLAMA[1]
+    for rows in (5, 8):
+        found = launches(gpu, "llama-3-8b", rows)
+        assert found == [*BEGIN, qkv, *TRITONS, "combine_splits", *rest, "stream_product"]
 
 
 @pytest.mark.parametrize("primed_attention", [False, True])

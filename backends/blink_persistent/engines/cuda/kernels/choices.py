@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
+from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
+from blink_persistent.engines.cuda.kernels.wide_cut import WideCut
 
 LEAST_SPLIT = 128  # entries; a shorter share is not worth a program
 MOST_SPLITS = 64
@@ -88,8 +90,14 @@ class Cut:
 ROW_TILES = (8, 16, 32, 64)
 """Rows that a streamed product computes; beyond the last one the library's products are used."""
 
+AheadCut = PrimedCut | WideCut
+"""Of products in CUDA C++, which read their first weights before the kernel ahead has ended."""
+
+AnyCut = Cut | AheadCut
+AnyAttention = AttentionCut | DirectCut
+
 Shape = tuple[int, int]
-Cuts = Mapping[tuple[Shape, int], Cut | PrimedCut]
+Cuts = Mapping[tuple[Shape, int], AnyCut]
 """By the shape of a weight, [out_features, in_features], and a number of `ROW_TILES`."""
 
 Heads = tuple[int, int, int]
@@ -104,8 +112,8 @@ class StepChoices:
     """Which kernels of the engine's own the steps of one model have."""
 
     cuts: Cuts = field(default_factory=dict)
-    attentions: Mapping[int, AttentionCut] = field(default_factory=dict)
-    """By the numbers of `ROW_TILES` whose decode steps have primed attention."""
+    attentions: Mapping[int, AnyAttention] = field(default_factory=dict)
+    """In place of Triton's, by the most rows that a decode step with it has (`attention_tile`)."""
     norms: Set[int] = frozenset()
     """The numbers of `ROW_TILES` whose steps have the primed norm."""
 
@@ -155,3 +163,8 @@ def largest_step(depth: int, most: int) -> int:
 def row_tile(rows: int) -> int | None:
     """The smallest of `ROW_TILES` that holds `rows`."""
     return next((tile for tile in ROW_TILES if rows <= tile), None)
+
+
+def attention_tile(rows: int, cuts: Iterable[int]) -> int | None:
+    """The smallest number that holds `rows`, of `ROW_TILES` and of those that `cuts` are for."""
+    return min((tile for tile in {*ROW_TILES, *cuts} if rows <= tile), default=None)

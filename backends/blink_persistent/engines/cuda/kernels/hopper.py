@@ -1,6 +1,7 @@
 """What was measured to be fastest on an H200: how the kernels of a step are cut, and of which kind.
 
-1, 16 and 64 rows were measured (tests/bench/results/gpu-2026-11-30), for `ROW_TILES` 8, 16 and 64.
+1, 16 and 64 rows were measured (tests/bench/results/gpu-2026-11-30), for `ROW_TILES` 8, 16 and 64;
+of Llama-3-8B also 32.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from typing import TypeVar
 
 from blink_persistent.engines.cuda.kernels.choices import (
     ROW_TILES,
+    AnyAttention,
     Cut,
     Cuts,
     DecodeTiling,
     Heads,
     StepChoices,
     Tilings,
+    row_tile,
 )
+from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
+from blink_persistent.engines.cuda.kernels.wide_cut import WideCut
 from blink_server.importers.checkpoint import Architecture
 
 Choice = TypeVar("Choice")
@@ -116,9 +120,9 @@ def _with_32(measured: Mapping[tuple[What, int], Choice]) -> dict[tuple[What, in
 # takes 5 to 13 % longer, and chaining, for which all products must be streamed, gives 1 to 3 %.
 HOPPER_CUTS: Cuts = _with_32(_LLAMA_8B | _SMOLLM2_135M | _QWEN3_32B | _QWEN3_30B_A3B | _PHI_4)
 
-HOPPER_PRIMED: Cuts = {
+HOPPER_AHEAD: Cuts = {
     ((6144, 4096), 8): PrimedCut(
-        blocks=32, splits=4, warps=6, tiles=1, windows=4, stages=8, gated=False
+        blocks=32, splits=4, warps=6, tiles=1, windows=4, stages=7, gated=False
     ),
     ((4096, 4096), 8): PrimedCut(
         blocks=16, splits=8, warps=16, tiles=1, windows=4, stages=3, gated=False
@@ -129,20 +133,23 @@ HOPPER_PRIMED: Cuts = {
     ((4096, 14336), 8): PrimedCut(
         blocks=32, splits=4, warps=8, tiles=1, windows=4, stages=6, gated=False
     ),
-    ((6144, 4096), 16): PrimedCut(
-        blocks=32, splits=4, warps=12, tiles=1, windows=4, stages=4, gated=False
+    ((6144, 4096), 16): WideCut(features=96, splits=2, windows=1, stages=10, groups=1),
+    ((4096, 4096), 16): WideCut(features=128, splits=4, windows=2, stages=4, groups=2),
+    ((28672, 4096), 16): WideCut(features=112, windows=1, stages=6, groups=2, gated=True),
+    ((4096, 14336), 16): WideCut(features=256, splits=8, windows=1, stages=5, groups=2),
+    ((6144, 4096), 32): WideCut(features=96, splits=2, windows=1, stages=10, groups=1),
+    ((4096, 4096), 32): WideCut(features=64, splits=2, windows=2, stages=6, groups=1),
+    ((28672, 4096), 32): WideCut(features=112, windows=1, stages=6, groups=2, gated=True),
+    ((4096, 14336), 32): WideCut(features=64, splits=2, windows=2, stages=6, groups=1),
+    ((6144, 4096), 64): WideCut(features=96, splits=2, windows=1, stages=10, groups=1),
+    ((4096, 4096), 64): WideCut(features=64, splits=2, windows=2, stages=6, groups=1),
+    ((28672, 4096), 64): WideCut(
+        features=56, windows=2, stages=5, groups=1, gated=True, blocks=128
     ),
-    ((4096, 4096), 16): PrimedCut(
-        blocks=16, splits=8, warps=16, tiles=1, windows=4, stages=3, gated=False
-    ),
-    ((28672, 4096), 16): PrimedCut(
-        blocks=128, splits=1, warps=14, tiles=1, windows=4, stages=3, gated=True
-    ),
-    ((4096, 14336), 16): PrimedCut(
-        blocks=32, splits=4, warps=8, tiles=1, windows=4, stages=6, gated=False
-    ),
+    ((4096, 14336), 64): WideCut(features=64, splits=2, windows=2, stages=6, groups=1),
 }
-"""In place of `HOPPER_CUTS`, in steps whose layers have no other products."""
+"""In place of `HOPPER_CUTS`, in steps whose layers have no other products: primed ones for few
+rows, wide ones for more."""
 
 HOPPER_TILINGS: Tilings = _with_32(
     {
@@ -168,13 +175,11 @@ HOPPER_PREFILL: Set[Heads] = frozenset({(32, 8, 128), (64, 8, 128), (32, 4, 128)
 """Heads whose prefill attention is that for Hopper: measured for the first, 1.4 to 2 times as fast
 as Triton's; the others differ from it in numbers only."""
 
-HOPPER_ATTENTIONS: Mapping[tuple[Heads, int], AttentionCut] = {
-    ((32, 8, 128), 16): AttentionCut(warps=8, stages=1, programs=2),
+HOPPER_ATTENTIONS: Mapping[tuple[Heads, int], AnyAttention] = {
+    ((32, 8, 128), 4): DirectCut(warps=8, resident=1, clustered=True, most=8),
 }
-"""In place of Triton's kernels, in decode steps with primed products."""
-
-HOPPER_NORMS: Set[tuple[int, int]] = {(4096, 16)}
-"""Sizes of rows with numbers of `ROW_TILES`: as `HOPPER_ATTENTIONS`, in all steps."""
+"""In place of Triton's kernels, by the most rows of decode steps whose layers' products are of
+`HOPPER_AHEAD`. One row was measured: with up to four a cluster has four blocks or more still."""
 
 
 def measured(capability: tuple[int, int]) -> tuple[Cuts, Tilings]:
@@ -194,25 +199,23 @@ def prefills_by_pages(architecture: Architecture, capability: tuple[int, int]) -
 def measured_choices(architecture: Architecture, capability: tuple[int, int]) -> StepChoices:
     """What a model's steps have on such a GPU.
 
-    Primed kernels only for numbers of rows for which all products of its layers are in the table:
-    one that reads ahead is worth it in a chain, and only such chains were measured.
+    Products that read ahead only for numbers of rows for which all products of its layers are in
+    the table: it is worth it in a chain, and only such chains were measured.
     """
     streamed, _ = measured(capability)
     if not streamed:
         return StepChoices()
     layer = {product.shape for product in step_products(architecture) if product.name != "head"}
-    primed = {tile for tile in ROW_TILES if all((shape, tile) in HOPPER_PRIMED for shape in layer)}
+    ahead = {tile for tile in ROW_TILES if all((shape, tile) in HOPPER_AHEAD for shape in layer)}
     heads = architecture.heads, architecture.kv_heads, architecture.head_dim
-    size = architecture.hidden_size
     return StepChoices(
         cuts={
             **streamed,
-            **{(shape, tile): HOPPER_PRIMED[shape, tile] for shape in layer for tile in primed},
+            **{(shape, tile): HOPPER_AHEAD[shape, tile] for shape in layer for tile in ahead},
         },
         attentions={
-            tile: HOPPER_ATTENTIONS[heads, tile]
-            for tile in primed
-            if (heads, tile) in HOPPER_ATTENTIONS
+            rows: cut
+            for (of, rows), cut in HOPPER_ATTENTIONS.items()
+            if of == heads and row_tile(rows) in ahead
         },
-        norms={tile for tile in primed if (size, tile) in HOPPER_NORMS},
     )

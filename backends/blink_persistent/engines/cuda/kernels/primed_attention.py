@@ -12,7 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, row_tile
+from blink_persistent.engines.cuda.kernels.choices import (
+    ROW_TILES,
+    AnyAttention,
+    attention_tile,
+)
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut, direct_code
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import (
     MOST_SPLITS,
@@ -26,8 +30,6 @@ from blink_persistent.engines.cuda.kernels.protocol import Projected
 from blink_persistent.gpu.chained_launch import ChainedKernel
 from blink_persistent.gpu.driver import Gpu
 from blink_server.importers.checkpoint import Architecture
-
-AnyAttention = AttentionCut | DirectCut
 
 
 class PrimedAttention:
@@ -46,7 +48,8 @@ class PrimedAttention:
         device: Any,
         cuts: Mapping[int, AnyAttention] | None = None,
     ) -> None:
-        """`cuts`: by the numbers of `ROW_TILES` that it is for, by default all, cut as is likely.
+        """`cuts`: by the most rows that each is for, as in `StepChoices`; by default for all
+        `ROW_TILES`, cut as is likely.
 
         The model's heads have to be such that `is_attended` says so. Raises DeviceCodeError or
         CudaError.
@@ -58,9 +61,9 @@ class PrimedAttention:
         self._kernels = load_attentions(gpu, set(self._cuts.values()), architecture)
         splits = max(
             (
-                count * self._splits(count, MOST_SPLITS * architecture.context_length)
+                count * self._splits(cut, count, MOST_SPLITS * architecture.context_length)
                 for count in range(1, rows + 1)
-                if row_tile(count) in self._cuts
+                if (cut := self._cut(count)) is not None
             ),
             default=0,
         )
@@ -71,7 +74,7 @@ class PrimedAttention:
 
     def takes(self, new: Projected) -> bool:
         """Can it attend to these? Only to the parts that products of the engine's own leave."""
-        return new.qkv.dtype == torch.float32 and row_tile(new.qkv.shape[1]) in self._cuts
+        return new.qkv.dtype == torch.float32 and self._cut(new.qkv.shape[1]) is not None
 
     def __call__(
         self,
@@ -87,7 +90,9 @@ class PrimedAttention:
         """As `Kernels.attend_new`, on PyTorch's current stream."""
         (rows, max_blocks), block_size = block_tables.shape, keys.shape[2]
         heads, shape = new.heads, self._shape
-        splits = self._splits(rows, max_blocks * block_size)
+        cut = self._cut(rows)
+        assert cut is not None
+        splits = self._splits(cut, rows, max_blocks * block_size)
         arrays = {
             **{"qkv": new.qkv, "bias": heads.bias, "q_norm": heads.q_norm, "k_norm": heads.k_norm},
             **{"cos": new.rotary.cos, "sin": new.rotary.sin},
@@ -108,18 +113,16 @@ class PrimedAttention:
             splits=splits,
         )
         stream = torch.cuda.current_stream().cuda_stream
-        cut = self._cut(rows)
         kernel = self._kernels[cut]
         blocks, cluster = rows * heads.kv_heads * splits, splits if is_clustered(cut) else 1
         kernel.launch(blocks, stream, call, chained=chained, cluster=cluster)
 
-    def _cut(self, rows: int) -> AnyAttention:
-        tile = row_tile(rows)
-        assert tile is not None
-        return self._cuts[tile]
+    def _cut(self, rows: int) -> AnyAttention | None:
+        tile = attention_tile(rows, self._cuts)
+        return None if tile is None else self._cuts.get(tile)
 
-    def _splits(self, rows: int, capacity: int) -> int:
-        return self._cut(rows).splits(rows, self._shape.kv_heads, capacity, self._processors)
+    def _splits(self, cut: AnyAttention, rows: int, capacity: int) -> int:
+        return cut.splits(rows, self._shape.kv_heads, capacity, self._processors)
 
 
 def load_attentions(

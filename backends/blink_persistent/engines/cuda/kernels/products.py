@@ -12,13 +12,13 @@ from blink_persistent.engines.cuda.kernels import stream, swiglu
 from blink_persistent.engines.cuda.kernels.choices import (
     DOT_LEAST,
     ROW_TILES,
-    Cut,
+    AheadCut,
+    AnyCut,
     Cuts,
     Shape,
     row_tile,
 )
 from blink_persistent.engines.cuda.kernels.primed import RunPrimed
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
 from blink_persistent.engines.cuda.kernels.reference import library_logits
 
 SWIGLU_TILE = 1024
@@ -38,7 +38,7 @@ class Products:
     ) -> None:
         """`shapes`: of the weights that `product` is given, [out_features, in_features].
 
-        `primed` runs the products whose cut is a `PrimedCut`.
+        `primed` runs the products whose cut is an `AheadCut`.
         """
         self._cuts, self._primed = cuts, primed
         shapes = list(shapes)
@@ -96,11 +96,11 @@ class Products:
             gate_up, out, SIZE=size, TILE=tile, **self.chain(tokens)
         )  # fmt: skip
 
-    def _cut(self, x: Tensor, weight: Tensor, *, gated: bool = False) -> Cut | PrimedCut | None:
+    def _cut(self, x: Tensor, weight: Tensor, *, gated: bool = False) -> AnyCut | None:
         tile = row_tile(len(x))
         cut = None if tile is None else self._cuts.get(((*weight.shape,), tile))
         # Gate with up, and another weight of the model, may have the same shape.
-        return None if isinstance(cut, PrimedCut) and cut.gated != gated else cut
+        return None if isinstance(cut, AheadCut) and cut.gated != gated else cut
 
     def _stream(
         self,
@@ -108,7 +108,7 @@ class Products:
         weight: Tensor,
         out: Tensor,
         size: int,
-        cut: Cut | PrimedCut,
+        cut: AnyCut,
         *,
         gated: bool,
     ) -> None:
@@ -116,7 +116,7 @@ class Products:
         rows, depth = x.shape
         tile = row_tile(rows)
         assert tile is not None
-        if isinstance(cut, PrimedCut):
+        if isinstance(cut, AheadCut):
             assert self._primed is not None
             self._primed(x, weight, out, cut, tile, chained=self.chain(rows)["CHAINED"])
             return

@@ -1,7 +1,5 @@
 """Products on Hopper's tensor cores, whose first weights are on their way before the kernel ahead
 has ended (wide_product.h): for more rows than keep pace with the memory without them.
-
-No model has them yet: nothing says where they are faster.
 """
 
 from __future__ import annotations
