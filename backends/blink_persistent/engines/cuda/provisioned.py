@@ -74,7 +74,11 @@ class CudaProvisioned(CapturedEngine):
             raise
 
     def close(self) -> None:
-        """Give all device memory back; no scheduler may be running on it."""
+        """Give all device memory back; no scheduler may be running on it.
+
+        At once: what holds tensors must not hold itself, or they wait for Python's garbage
+        collector.
+        """
         self.stop_capturing()
         self.gpu.close()
         for name in ("captured", "decoder", "inputs", "sampler"):

@@ -5,7 +5,9 @@ Steps run in plain PyTorch on the CPU, at once, also where they are captured.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from blink_persistent.engines import ProvisionLimits
 from blink_persistent.engines.cuda import provisioned, step_tensors
 from blink_persistent.engines.cuda.engine import CudaEngine
+from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.weight_file import write_weights
 from blink_persistent.gpu import driver as gpu_driver
@@ -73,6 +76,21 @@ def torch_graph(driver: FakeDriver) -> type:
     return Graph
 
 
+class Stepping(ReferenceKernels, FusedKernels):
+    """All that `FusedKernels` hold, while steps are run in plain PyTorch."""
+
+
+def hold_fused(engine: provisioned.CudaProvisioned, options: Any) -> Stepping:
+    return Stepping(
+        options.architecture,
+        max_rows=engine.grid.max_rows,
+        capacity=engine.limits.max_blocks * options.block_size,
+        processors=131,
+        chained=True,
+        device=CPU,
+    )
+
+
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     """One GPU, which PyTorch sees too, and whose memory is the host's."""
@@ -94,7 +112,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     monkeypatch.setattr(provisioned, "torch", OnCpu())
     monkeypatch.setattr(step_tensors, "device_words", words)
     monkeypatch.setattr(provisioned, "device_words", words)
-    monkeypatch.setattr(provisioned.CudaProvisioned, "_kernels", lambda *_: ReferenceKernels())
+    monkeypatch.setattr(provisioned.CudaProvisioned, "_kernels", hold_fused)
     return made
 
 
@@ -196,3 +214,32 @@ def test_a_failed_step_names_its_key_and_leaves_nothing(
         make()
     assert driver.calls[-1] == "empty cache"
     assert any("cuMemFree" in call for call in driver.calls)
+
+
+@pytest.mark.parametrize("capture", ["all", "background"])
+def test_no_tensor_waits_for_the_garbage_collector(make: Any, capture: str) -> None:
+    make(capture=capture).close()  # what stays from the first use of a library
+    with without_collector():
+        before = tensors()
+        engine = make(capture=capture)
+        engine.complete(lambda graph, executable: None).result()
+        scratch = id(engine.decoder.kernels._partial)
+        made = tensors() - before
+        assert scratch in made
+        assert len(made) > 30
+        engine.close()
+        assert not tensors() - before
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def tensors() -> set[int]:
+    return {id(each) for each in gc.get_objects() if type(each) is torch.Tensor}

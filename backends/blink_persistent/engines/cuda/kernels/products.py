@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -24,6 +25,21 @@ from blink_persistent.engines.cuda.kernels.reference import library_logits
 SWIGLU_TILE = 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """How the kernels of a step of so many tokens are launched.
+
+    Chained only where its products are streamed: the library's take no part, and a chain that
+    they break made every step that was measured slower.
+    """
+
+    tiles: frozenset[int]  # the numbers of `ROW_TILES` whose steps are chained
+
+    def __call__(self, tokens: int) -> dict[str, bool]:
+        chained = row_tile(tokens) in self.tiles
+        return {"CHAINED": chained, "launch_pdl": chained}
+
+
 class Products:
     """Fulfils the products of `Kernels` for the weights' shapes that it is made for."""
 
@@ -42,9 +58,14 @@ class Products:
         """
         self._cuts, self._primed = cuts, primed
         shapes = list(shapes)
-        self._chained_tiles = {
-            tile for tile in ROW_TILES if chained and all((shape, tile) in cuts for shape in shapes)
-        }
+        # A method of this object would make it keep itself: `FusedKernels` hands the chain on.
+        self.chain = Chain(
+            frozenset(
+                tile
+                for tile in ROW_TILES
+                if chained and all((shape, tile) in cuts for shape in shapes)
+            )
+        )
         room = max(
             (
                 cut.splits * tile * shape[0]
@@ -55,15 +76,6 @@ class Products:
             default=0,
         )
         self._parts = torch.zeros(room, dtype=torch.float32, device=device)
-
-    def chain(self, tokens: int) -> dict[str, bool]:
-        """How the kernels of a step of so many tokens are launched.
-
-        Chained only where its products are streamed: the library's take no part, and a chain that
-        they break made every step that was measured slower.
-        """
-        chained = row_tile(tokens) in self._chained_tiles
-        return {"CHAINED": chained, "launch_pdl": chained}
 
     def product(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         rows, size = len(x), len(weight)
