@@ -7,8 +7,9 @@ places. A case is captured as a graph and replayed; the median of 3 runs of 8 re
 device events. "product": the product of every layer, one after the other, so that weights come
 from memory, the engine's own chained as in a step; each result is compared with PyTorch's first.
 "step": a whole decode step but for the sampler. Choices are made greedily: the best three cuts of
-each product are tried in the step, then the attention's tilings; each keeps what won before it.
-What is printed last are lines of the tables in kernels/hopper.py.
+each product are tried in the step, streamed or, from 16 rows, wide, then the attention's tilings,
+then attention and norm in CUDA C++; each keeps what won before it. What is printed last are
+lines of the tables in kernels/hopper.py.
 """
 
 from __future__ import annotations
@@ -23,17 +24,28 @@ from typing import Any
 
 import torch
 import triton
+from ahead_choices import ATTENTIONS, OneByOne, wide_candidates
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import Cut, DecodeTiling, Shape, row_tile
+from blink_persistent.engines.cuda.kernels.choices import (
+    AnyAttention,
+    AnyCut,
+    Cut,
+    DecodeTiling,
+    Shape,
+    row_tile,
+)
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels, product_shapes
+from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
 from blink_persistent.engines.cuda.kernels.primed import MakePrimed, no_primed
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
-from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm
+from blink_persistent.engines.cuda.kernels.primed_attention_cut import is_attended
+from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm, primed_norm_for
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.step_tensors import KvCache, StepInputs, Workspace, empty_inputs
 from blink_persistent.engines.cuda.weights import random_weights
+from blink_persistent.gpu.compile import DeviceCodeError
+from blink_persistent.gpu.driver import CudaError, Gpu
 
 CONTEXT, BLOCK_SIZE, MAX_BLOCKS, MAX_ROWS = 1024, 64, 32, 64
 PROCESSORS = 131
@@ -41,7 +53,7 @@ EVEN = 128  # programs, or a multiple: as many on each processor but for three
 REPLAYS, RUNS = 8, 3
 NAMES = ("qkv", "output", "gate_up", "down", "head")
 WITH_EXPERTS = ("qkv", "output", "router", "head")  # for the experts see expert_choices.py
-ROWS = (1, 16, 64)
+ROWS = (1, 16, 32, 64)
 MODELS = ("llama-3-8b", "qwen3-32b", "qwen3-30b-a3b", "phi-4")
 SPLITS = (1, 2, 3, 4, 7, 8, 9)
 PIPELINES = {  # step, stages, warps by tile and whether it is gated
@@ -111,8 +123,8 @@ class Bench:
             return [self.weights.head]
         return [getattr(layer, name) for layer in self.weights.layers]
 
-    def product_us(self, name: str, rows: int, cut: Cut | PrimedCut | None) -> float:
-        """Of one product; infinite where the GPU has no room for such a cut."""
+    def product_us(self, name: str, rows: int, cut: AnyCut | None) -> float:
+        """Of one product; infinite where there can be no such kernel."""
         weights, tile = self.weights_of(name), row_tile(rows)
         shape = (*weights[0].shape,)
         cuts: dict[Any, Any] = {}
@@ -136,6 +148,9 @@ class Bench:
         try:
             found = multiply(weights[0]).float().sum(dim=0)
         except triton.runtime.errors.OutOfResources:
+            return float("inf")
+        except (DeviceCodeError, CudaError) as error:
+            print(name, rows, cut, error, flush=True)
             return float("inf")
         expected = x.float() @ weights[0].float().t()
         if name == "gate_up":
@@ -208,16 +223,19 @@ def candidates(name: str, shape: Shape) -> Iterator[Cut]:
 class Search:
     """Goes from choice to choice, each kept if the step of so many rows gets shorter by it."""
 
-    def __init__(self, bench: Bench, rows: int, note: Callable[..., None]) -> None:
-        self.bench, self.rows, self.note = bench, rows, note
-        self.cuts: dict[Any, Cut] = {}
+    def __init__(self, bench: Bench, gpu: Gpu, rows: int, note: Callable[..., None]) -> None:
+        self.bench, self.gpu, self.rows, self.note = bench, gpu, rows, note
+        self.product = {product.name: product for product in step_products(bench.shape)}
+        self.cuts: dict[Any, AnyCut] = {}
         self.tiling = DecodeTiling()
+        self.attention: AnyAttention | None = None
+        self.norm = False
         self.least = float("inf")
 
     def shape(self, name: str) -> Shape:
         return (*self.bench.weights_of(name)[0].shape,)
 
-    def attempt(self, name: str, cut: Cut | None) -> None:
+    def attempt(self, name: str, cut: AnyCut | None) -> None:
         key = (self.shape(name), row_tile(self.rows))
         cuts = {k: v for k, v in self.cuts.items() if k != key} | ({key: cut} if cut else {})
         us = self.bench.step_us(self.rows, self.bench.kernels(cuts, self.tiling))
@@ -231,11 +249,47 @@ class Search:
         if us < self.least:
             self.least, self.tiling = us, tiling
 
+    def attempt_attention(self, attention: AnyAttention | None, norm: PrimedNorm | None) -> None:
+        """In place of Triton's, which None stands for."""
+        bench, tile = self.bench, row_tile(self.rows)
+        assert tile is not None
+        bench.primed_norm = norm
+        if attention is not None:
+            sizes: dict[str, Any] = {"max_rows": MAX_ROWS, "processors": PROCESSORS}
+            bench.primed_attention = PrimedAttention(
+                self.gpu, bench.shape, device="cuda", cuts={tile: attention}, **sizes
+            )
+        us = bench.step_us(self.rows, bench.kernels(self.cuts, self.tiling))
+        bench.primed_attention = bench.primed_norm = None
+        self.note("attention", rows=self.rows, us=round(us, 1), primed_norm=norm is not None,
+                  cut=attention and repr(attention))  # fmt: skip
+        if us < self.least:
+            self.least, self.attention, self.norm = us, attention, norm is not None
+
+    def attentions(self) -> None:
+        """Those in CUDA C++, each with either norm."""
+        shape, tile = self.bench.shape, row_tile(self.rows)
+        offers = ATTENTIONS.get(tile or 0, ()) if is_attended(shape) else ()
+        norm = primed_norm_for(self.gpu, shape.hidden_size)
+        self.attempt_attention(None, norm)
+        for attention in offers:
+            for chosen in (None, norm):
+                self.attempt_attention(attention, chosen)
+
+    def offers(self, name: str) -> Iterator[AnyCut | None]:
+        product, tile = self.product[name], row_tile(self.rows)
+        assert tile is not None
+        yield None
+        yield from candidates(name, product.shape)
+        yield from wide_candidates(
+            product.shape, tile, gated=product.gated, in_parts=product.in_parts
+        )
+
     def products(self) -> None:
         """The best two cuts of each product alone, and the library's, then in the step."""
         best = {}
         for name in self.bench.names:
-            tried: list[Cut | None] = [None, *candidates(name, self.shape(name))]
+            tried = self.offers(name)
             pairs = [(self.bench.product_us(name, self.rows, cut), cut) for cut in tried]
             best[name] = sorted(pairs, key=lambda pair: pair[0])
             for us, cut in best[name]:
@@ -258,10 +312,12 @@ class Search:
         self.products()
         for tiling in TILINGS:
             self.attempt_tiling(tiling)
+        self.attentions()
         kernels = self.bench.kernels(self.cuts, self.tiling, chained=False)
         unchained = self.bench.step_us(self.rows, kernels)
         self.note("chosen", rows=self.rows, us=round(self.least, 1), unchained=round(unchained, 1),
-                  tiling=asdict(self.tiling))  # fmt: skip
+                  tiling=asdict(self.tiling), attention=self.attention and repr(self.attention),
+                  primed_norm=self.norm)  # fmt: skip
         self.note("kernels", kernels=kernels_of(self.bench.step(self.rows, kernels)))
 
 
@@ -274,25 +330,34 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
     table: list[str] = []
-    try:
-        for model in arguments.model or MODELS:
-            bench = Bench(model)
+    torch.cuda.init()
+    with Gpu() as gpu:
+        try:
+            for model in arguments.model or MODELS:
 
-            def note(kind: str, model: str = model, **row: Any) -> None:
-                found.append({"model": model, "kind": kind, **row})
-                print(model, kind, *row.values(), flush=True)
+                def note(kind: str, model: str = model, **row: Any) -> None:
+                    found.append({"model": model, "kind": kind, **row})
+                    print(model, kind, *row.values(), flush=True)
 
-            for rows in arguments.rows or ROWS:
-                search = Search(bench, rows, note)
-                search.run()
-                heads = bench.shape.heads, bench.shape.kv_heads, bench.shape.head_dim
-                table += [f"    {key}: {cut}," for key, cut in search.cuts.items()]
-                table.append(f"    {(heads, row_tile(rows))}: {search.tiling},")
-            del bench, search
-            torch.cuda.empty_cache()  # the next one needs the memory
-    finally:
-        (arguments.output / "choices.json").write_text(json.dumps(found, indent=1) + "\n")
-        print(*table, sep="\n")
+                table += measure(model, gpu, arguments.rows or list(ROWS), note)
+                torch.cuda.empty_cache()  # the next one needs the memory
+        finally:
+            (arguments.output / "choices.json").write_text(json.dumps(found, indent=1) + "\n")
+            print(*table, sep="\n")
+            torch.cuda.synchronize()
+
+
+def measure(model: str, gpu: Gpu, rows: list[int], note: Callable[..., None]) -> list[str]:
+    """Lines of the tables."""
+    ahead = OneByOne(gpu)
+    bench, lines = Bench(model, lambda cuts: ahead), []
+    heads = bench.shape.heads, bench.shape.kv_heads, bench.shape.head_dim
+    for count in rows:
+        search = Search(bench, gpu, count, note)
+        search.run()
+        lines += [f"    {key}: {cut}," for key, cut in search.cuts.items()]
+        lines.append(f"    {(heads, row_tile(count))}: {search.attention or search.tiling},")
+    return lines
 
 
 if __name__ == "__main__":

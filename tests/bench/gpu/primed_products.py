@@ -1,17 +1,17 @@
-"""Primed products beside the library's and the streamed ones: alone, in a chain, in a step.
+"""Products that read ahead beside the library's and the streamed ones, alone, in chains, in steps.
 
     python tests/bench/gpu/primed_products.py OUTPUT_DIRECTORY [--model llama-3-8b] [--rows 1]
 
 Method: that of engine_choices.py, whose `Bench` this is. "product": one product of each layer after
 the other, each checked against PyTorch; `share` is that of the floor's speed, the weights at 4.58
 TB/s. The streamed cut is the table's, or the best of a few; the primed cuts are the `--tries` with
-the least estimates. "chain": a step's products with the norms between them, without rotation and
-attention, so that the distance to the products' floor is what the products lose and what lies
-between them. "step": a whole decode step but for the sampler. Both with the library's, the
-streamed, the primed products, and with the best of each, these two also with the primed norm;
-unchained too. "attention": the step with the best products and each cut of attention, Triton's
-(null: the table's) and primed, with either norm; of primed attention also with products that leave
-it room.
+the least estimates; wide ones are tried from 16 rows. "chain": a step's products with the norms
+between them, without rotation and attention, so that the distance to the products' floor is what
+the products lose and what lies between them. "step": a whole decode step but for the sampler. Both
+with the library's, the streamed, the primed and the wide products, and with the best of each, those
+that read ahead and the best also with the primed norm; unchained too. "attention": the step with
+the best products and each cut of attention, Triton's (null: the table's), primed and direct, with
+either norm; of the latter two also with primed products that leave them room.
 "small kernels with all shared memory" is the shortest step again, with Triton's kernels asking for
 the primed ones' share of a multiprocessor's memory, which has to be empty to change its share.
 "kernels" are those of the shortest step, launched eagerly. What is printed last are lines of the
@@ -30,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ahead_choices import ATTENTIONS as FEW_ATTENTIONS
+from ahead_choices import OneByOne, wide_candidates
 from engine_choices import (
     MAX_ROWS,
     MODELS,
@@ -44,7 +46,14 @@ from engine_choices import (
 from triton_kernels import TritonKernels
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import Cut, DecodeTiling, row_tile
+from blink_persistent.engines.cuda.kernels.choices import (
+    AnyAttention,
+    AnyCut,
+    Cut,
+    DecodeTiling,
+    row_tile,
+)
+from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.hopper import HOPPER_CUTS
 from blink_persistent.engines.cuda.kernels.likely_cuts import (
@@ -55,7 +64,7 @@ from blink_persistent.engines.cuda.kernels.likely_cuts import (
     primed_candidates,
     step_products,
 )
-from blink_persistent.engines.cuda.kernels.primed import PrimedProducts
+from blink_persistent.engines.cuda.kernels.primed import AheadProducts
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut, is_attended
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
@@ -74,7 +83,6 @@ ATTENTIONS = [
         (2, 2, 4),
     )
 ]
-AnyCut = Cut | PrimedCut
 Note = Callable[..., None]
 
 
@@ -96,14 +104,22 @@ def streamed(product: StepProduct, tile: int) -> Iterator[Cut]:
 
 
 class Contest:
-    """The three ways of each product of one model, for one number of rows."""
+    """The ways of each product of one model, for one number of rows."""
 
     def __init__(
         self, bench: Bench, gpu: Gpu, triton: TritonKernels, rows: int, tries: int, note: Note
     ) -> None:
         self.bench, self.gpu, self.triton, self.rows, self.note = bench, gpu, triton, rows, note
-        self.tile = tile = row_tile(rows)
+        tile = row_tile(rows)
+        assert tile is not None
+        self.tile = tile
         self.products = step_products(bench.shape)
+        self.wide = {
+            product: wide_candidates(
+                product.shape, tile, gated=product.gated, in_parts=product.in_parts
+            )
+            for product in self.products
+        }
         self.primed = {product: likeliest(product, tile, tries) for product in self.products}
         every = {
             ((product.name, number), tile): cut
@@ -115,8 +131,16 @@ class Contest:
             for key, cut in likely_cuts(bench.shape, primed_attention=True).items()
             if key[1] == tile
         }
-        kernels = PrimedProducts(gpu, every | self.beside)  # compiled together
-        bench.make_primed = lambda cuts: kernels
+        primed = AheadProducts(gpu, every | self.beside)  # compiled together
+        one_by_one = OneByOne(gpu)
+
+        def multiply(
+            x: Any, weight: Any, out: Any, cut: Any, row_tile: int, **options: Any
+        ) -> None:
+            run = primed if isinstance(cut, PrimedCut) else one_by_one
+            run(x, weight, out, cut, row_tile, **options)
+
+        bench.make_primed = lambda cuts: multiply
         self.norm = primed_norm_for(gpu, bench.shape.hidden_size)
         self.best: dict[str, dict[StepProduct, tuple[float, AnyCut | None]]] = {}
 
@@ -126,6 +150,7 @@ class Contest:
                 "library": [None],
                 "streamed": list(streamed(product, self.tile)),
                 "primed": self.primed[product],
+                "wide": self.wide[product],
             }
             for way, cuts in ways.items():
                 timed = [(self.bench.product_us(product.name, self.rows, cut), cut) for cut in cuts]
@@ -154,7 +179,8 @@ class Contest:
         self.note("floors", rows=self.rows, floors={k: round(v, 1) for k, v in floors.items()})
         norms = (None, self.norm)
         plain = [("library", None), ("streamed", None)]
-        for way, norm in plain + [(way, norm) for way in ("primed", "best") for norm in norms]:
+        ahead = [way for way in ("primed", "wide") if way in self.best]
+        for way, norm in plain + [(way, norm) for way in (*ahead, "best") for norm in norms]:
             self.bench.primed_norm = norm
             cuts = self.chosen(way)
             for chained in (True, False):
@@ -167,11 +193,14 @@ class Contest:
                           step=round(step, 1))  # fmt: skip
 
     def with_attention(self) -> None:
-        """The step with every cut of attention, Triton's and primed."""
+        """The step with every cut of attention, Triton's and those in CUDA C++."""
         bench = self.bench
-        offers: list[AttentionCut | DecodeTiling | None] = [None, *TILINGS]
+        offers: list[AnyAttention | DecodeTiling | None] = [None, *TILINGS]
         if is_attended(bench.shape):
             offers += ATTENTIONS
+            offers += [
+                cut for cut in FEW_ATTENTIONS.get(self.tile, ()) if isinstance(cut, DirectCut)
+            ]
         shortest: tuple[float, Any] = (math.inf, None)
         for offer in offers:
             tiling, ways = None, [("best", self.chosen("best"))]

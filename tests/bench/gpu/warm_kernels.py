@@ -1,12 +1,12 @@
-"""Compiles the Triton kernels that other benchmarks need, in as many processes as there are cores.
+"""Compiles the kernels that other benchmarks need, in as many processes as there are cores.
 
     python tests/bench/gpu/warm_kernels.py --model llama-3-8b [--rows 128] [--mixed 256] [--choices]
 
 One process compiles them one after the other, which takes a minute for a whole grid. Steps of every
 key of the model's fine grid run on tensors without memory, for a Hopper GPU that need not be there;
-each launch compiles and launches nothing. What was compiled lies in Triton's cache afterwards. With
-`--choices` the products and the attention that engine_choices.py tries too. Primed kernels are not
-Triton's.
+each launch compiles and launches nothing. What was compiled lies in Triton's cache afterwards, and
+what of it is CUDA C++ in the engine's own. With `--choices` the products and the attention that
+engine_choices.py tries too.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import engine_choices as choices
 import torch
 import triton
+from ahead_choices import ATTENTIONS, OneByOne, wide_candidates
+from cuda.bindings import driver
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction, compute_cache_key
 
@@ -36,11 +40,17 @@ from blink_persistent.engines.cuda.kernels.hopper import (
     measured_choices,
     prefills_by_pages,
 )
+from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
+from blink_persistent.engines.cuda.kernels.primed import primed_on
+from blink_persistent.engines.cuda.kernels.primed_attention import load_attentions
+from blink_persistent.engines.cuda.kernels.primed_attention_cut import is_attended
+from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
 from blink_persistent.engines.cuda.memory import most_sampled, most_tokens
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.step_tensors import KvCache, Workspace, empty_inputs
 from blink_persistent.engines.cuda.steps import enqueue_step
 from blink_persistent.engines.cuda.weights import fill_weights
+from blink_persistent.gpu.driver import Gpu
 from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, default_grid, fine_grid
 from blink_server.importers.checkpoint import Architecture
 
@@ -102,6 +112,34 @@ class Share:
             self.compiled += 1
 
 
+class CodeShare(Gpu):
+    """Stands in for a GPU: every `of`-th program is compiled here, none is loaded."""
+
+    def __init__(self, number: int, of: int) -> None:
+        self.driver, self.arch, self.exclusive = driver, "sm_{}{}".format(*HOPPER), nullcontext
+        self._number, self._of = number, of
+        self.seen: set[str] = set()
+        self.compiled = 0
+
+    def load(self, source: str, structs: Any, *, prologue: str = "", **options: Any) -> Any:
+        """Unless it has been seen, or is another's."""
+        what = f"{source} {prologue}"
+        if what not in self.seen:
+            self.seen.add(what)
+            if zlib.crc32(what.encode()) % self._of == self._number:
+                try:
+                    super().load(source, structs, prologue=prologue, **options)
+                except Exception as error:  # where it is needed, it is reported
+                    print(f"{what}: {error}", flush=True)
+                else:
+                    self.compiled += 1
+        return SimpleNamespace(function=lambda name: name)
+
+    def call(self, function: str, *arguments: object) -> Any: ...
+
+    def own(self, function: str, *arguments: object) -> None: ...
+
+
 def kernels_of(shape: Architecture, rows: int, **options: Any) -> FusedKernels:
     return FusedKernels(
         shape,
@@ -115,7 +153,7 @@ def kernels_of(shape: Architecture, rows: int, **options: Any) -> FusedKernels:
 
 
 def not_launched(*_: object, **__: object) -> None:
-    """A primed product: it is no kernel of Triton's."""
+    """A product that reads ahead: it is no kernel of Triton's."""
 
 
 def run_grid(shape: Architecture, grid: GraphGrid) -> None:
@@ -143,8 +181,29 @@ def run_grid(shape: Architecture, grid: GraphGrid) -> None:
         enqueue_step(decoder, inputs, key, NoSampler(), None)
 
 
+def compile_code(shape: Architecture, gpu: Gpu) -> None:
+    """What of the measured kernels is CUDA C++."""
+    found = measured_choices(shape, HOPPER)
+    kernels_of(shape, choices.MAX_ROWS, cuts=found.cuts, make_primed=primed_on(gpu))
+    load_attentions(gpu, set(found.attentions.values()), shape)
+    primed_norm_for(gpu, shape.hidden_size, found.norms)
+
+
+def compile_code_choices(shape: Architecture, gpu: Gpu) -> None:
+    """What of engine_choices.py's is CUDA C++."""
+    ahead = OneByOne(gpu)
+    for tile in sorted({tile for rows in choices.ROWS if (tile := row_tile(rows))}):
+        for product in step_products(shape):
+            parts = {"gated": product.gated, "in_parts": product.in_parts}
+            for cut in wide_candidates(product.shape, tile, **parts):
+                ahead.load(cut, tile)
+        for attention in ATTENTIONS.get(tile, ()) if is_attended(shape) else ():
+            load_attentions(gpu, {attention}, shape)
+    primed_norm_for(gpu, shape.hidden_size)
+
+
 def run_choices(shape: Architecture) -> None:
-    """What engine_choices.py tries alone: products, and attention's tilings in a step."""
+    """What engine_choices.py tries of Triton's: products alone, and attention's tilings."""
     for rows in choices.ROWS:
         tile = row_tile(rows)
         products = fused.product_shapes(shape)
@@ -194,7 +253,7 @@ def work(number: int, of: int, arguments: argparse.Namespace) -> tuple[int, int]
     """One process's share: kernels compiled, of how many."""
     torch.set_num_threads(1)
     triton.runtime.driver.set_active(NoDevice())
-    share = Share(number, of)
+    share, code = Share(number, of), CodeShare(number, of)
     share.install()
     fused.measured = lambda capability: measured(HOPPER)
     fused.prefills_by_pages = lambda shape, capability: prefills_by_pages(shape, HOPPER)
@@ -203,9 +262,11 @@ def work(number: int, of: int, arguments: argparse.Namespace) -> tuple[int, int]
             shape = replace(ARCHITECTURES[model], layers=LAYERS)
             for grid in grids(arguments):
                 run_grid(shape, grid)
+            compile_code(shape, code)
             if arguments.choices:
                 run_choices(shape)
-    return share.compiled, len(share.seen)
+                compile_code_choices(shape, code)
+    return share.compiled + code.compiled, len(share.seen) + len(code.seen)
 
 
 def grids(arguments: argparse.Namespace) -> Iterator[GraphGrid]:

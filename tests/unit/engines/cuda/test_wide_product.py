@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -112,6 +113,10 @@ def test_a_cut_that_would_leave_something_out_does_not_fit() -> None:
     assert not cut.fits(14336, 4096 + 256)
     assert not cut.fits(14336 + 8, 4096)
     assert not cut.fits(112 * 127, 4096)
+    assert not replace(cut, groups=1).fits(14336, 4096)
+    assert not WideCut(features=60).fits(7680, 4096)
+    assert not WideCut(features=264).fits(7680, 4096)
+    assert WideCut(features=272).fits(7680, 4096)
 
 
 def test_the_kernels_compile_where_there_is_a_device_compiler(device_compiler: None) -> None:

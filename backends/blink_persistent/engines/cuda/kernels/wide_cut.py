@@ -35,9 +35,12 @@ class WideCut:
         """Can a product with [size, depth] weights be cut so? `size`: of the output."""
         return (
             depth % (self.splits * self.windows * WINDOW) == 0
+            and self.box_rows % 8 == 0
+            and self.features % self.box_rows == 0
             and self.blocks_for(size) % self.cluster == 0
             # Rows of the gate's last tile that are up's would be read for nothing.
             and (not self.gated or size % self.features == 0)
+            and (not self.gated or self.features <= 64 * self.groups)
         )
 
     def blocks_for(self, size: int) -> int:
