@@ -52,9 +52,11 @@ class OneByOne:
             self._made[key] = AheadProducts(self._gpu, {((0, 0), row_tile): cut})
         return self._made[key]
 
-    def __call__(self, *operands: Any, chained: bool) -> None:
-        """x, weight, out, cut, row_tile."""
-        self.load(*operands[3:])(*operands, chained=chained)
+    def __call__(
+        self, x: Any, weight: Any, out: Any, cut: AheadCut, row_tile: int, *, chained: bool
+    ) -> None:
+        """As `RunPrimed`."""
+        self.load(cut, row_tile)(x, weight, out, cut, row_tile, chained=chained)
 
 
 def wide_candidates(shape: Shape, row_tile: int, *, gated: bool, in_parts: bool) -> list[WideCut]:
