@@ -27,6 +27,7 @@ LENGTHS = (1024, 0, 1, 17, 65, 2048, 500, 63)
 CUTS = [
     *(None, AttentionCut(warps=4, stages=1, programs=4), AttentionCut(warps=8, stages=1)),
     *(DirectCut(programs=3), DirectCut(clustered=True), DirectCut(warps=8, resident=2)),
+    DirectCut(warps=8, resident=1, clustered=True, most=8),
 ]
 
 

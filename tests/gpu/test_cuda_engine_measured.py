@@ -1,0 +1,98 @@
+"""A decode step with the measured kernels of every kind is that of plain PyTorch, also captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("triton", reason="triton is not installed")
+
+from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.kernels.fused import FusedKernels
+from blink_persistent.engines.cuda.kernels.hopper import measured_choices
+from blink_persistent.engines.cuda.kernels.primed import primed_on
+from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
+from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
+from blink_persistent.engines.cuda.model import Decoder, rotary_tables
+from blink_persistent.engines.cuda.step_tensors import KvCache, StepInputs, Workspace, empty_inputs
+from blink_persistent.engines.cuda.weights import random_weights
+from blink_persistent.gpu.driver import Gpu
+
+pytestmark = pytest.mark.gpu
+
+HOPPER = (9, 0)
+SHAPE = replace(ARCHITECTURES["llama-3-8b"], layers=2, vocabulary_size=1024)
+MAX_ROWS, MAX_BLOCKS, BLOCK_SIZE = 64, 32, 64
+LENGTHS = (1024, 1, 17, 65, 2047, 500, 63)
+BFLOAT16 = 2e-2  # ||difference|| / ||expected|| that bfloat16 arithmetic may make in few layers
+PLACES: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+
+
+@pytest.fixture(scope="module")
+def decoders() -> Iterator[tuple[Decoder, Decoder]]:
+    """With the measured kernels, and with plain ones."""
+    if torch.cuda.get_device_capability(0) != HOPPER:
+        pytest.skip("the kernels are for compute capability 9.0")
+    torch.manual_seed(1)
+    choices = measured_choices(SHAPE, HOPPER)
+    sizes: dict[str, Any] = {"max_rows": MAX_ROWS, "processors": 131, "device": "cuda"}
+    weights, rotary = random_weights(SHAPE, **PLACES), rotary_tables(SHAPE, 2048, device="cuda")
+    cache = KvCache.allocate(SHAPE, MAX_ROWS * MAX_BLOCKS, BLOCK_SIZE, **PLACES)
+    cache.pages.normal_()
+    with Gpu() as gpu:
+        fused = FusedKernels(
+            SHAPE,
+            capacity=MAX_BLOCKS * BLOCK_SIZE,
+            chained=True,
+            cuts=choices.cuts,
+            make_primed=primed_on(gpu),
+            primed_attention=PrimedAttention(gpu, SHAPE, cuts=choices.attentions, **sizes),
+            **sizes,
+        )
+        yield (
+            Decoder(SHAPE, weights, rotary, cache, workspace(), fused),
+            Decoder(SHAPE, weights, rotary, cache, workspace(), ReferenceKernels()),
+        )
+        torch.cuda.synchronize()
+
+
+def workspace() -> Workspace:
+    return Workspace.allocate(SHAPE, MAX_ROWS, MAX_ROWS, **PLACES)
+
+
+def inputs() -> StepInputs:
+    """Rows of several lengths, whose blocks lie at random places."""
+    made = empty_inputs(MAX_ROWS, MAX_ROWS, MAX_BLOCKS, device="cuda")
+    made.token_ids.random_(SHAPE.vocabulary_size)
+    order = torch.randperm(MAX_ROWS * MAX_BLOCKS, device="cuda").int()
+    made.block_tables.copy_(order.view(MAX_ROWS, MAX_BLOCKS))
+    lengths = torch.tensor([LENGTHS[row % len(LENGTHS)] for row in range(MAX_ROWS)])
+    made.start_positions.copy_(lengths)
+    made.lengths.copy_(lengths + 1)
+    return made
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64])
+@torch.no_grad()
+def test_a_step_is_that_of_plain_pytorch(decoders: tuple[Decoder, Decoder], rows: int) -> None:
+    measured, plain = decoders
+    given = inputs()
+    expected = plain.decode(given, rows).clone()
+    torch.cuda.synchronize()  # another stream does not wait for what was made here
+    with torch.cuda.stream(torch.cuda.Stream()):
+        found = measured.decode(given, rows).clone()
+        assert float((found - expected).norm() / expected.norm()) < BFLOAT16
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(capture_error_mode="thread_local")
+        again = measured.decode(given, rows)
+        graph.capture_end()
+        for _ in range(5):
+            again.zero_()
+            graph.replay()
+            assert torch.equal(again, found)
+    torch.cuda.synchronize()
+    graph.reset()  # before its kernels are unloaded
