@@ -21,8 +21,8 @@
 namespace blink {
 
 // A block computes one split of one row's group, up to 8 heads; a warp takes 16 entries at a time.
-// The last split has the new token. Where `kClustered`, a row's splits are the blocks of a cluster,
-// each of which sums a share of the mixture.
+// The last split has the new token. Where `kClustered`, a row's splits, if there are several, are the
+// blocks of a cluster, each of which sums a share of the mixture.
 //
 // Fragments: as in primed_attention.h, but lane 4 * g + t holds 16 bytes of values of entry g as it
 // does of keys; a word of them, transposed among the lanes, is two entries of one element.
@@ -54,7 +54,8 @@ class DirectAttention {
 
     BLINK_DEV void run() {
         port_.let_next_in();
-        if (kClustered) {
+        const bool clustered = kClustered && a_.splits > 1;  // one block alone is launched without a cluster
+        if (clustered) {
             if (port_.thread() == 0) port_.open_mailbox(mailbox_, bytes_received());
             port_.sync_warp();
             port_.enter_cluster();
@@ -87,7 +88,7 @@ class DirectAttention {
         if (has_new_) score_new();
         hand_in();
         port_.sync();
-        if (kClustered)
+        if (clustered)
             sum_in_cluster();
         else
             sum_alone();

@@ -191,6 +191,7 @@ class HostLanes {
 
     void open_mailbox(uint64_t* mailbox, uint32_t bytes) {
         check_mailbox(mailbox);
+        if (block_.cluster->blocks.size() < 2) block_.faults.outside += 1;  // launched without a cluster
         block_.mail_expected = bytes;
     }
     void enter_cluster() {}
