@@ -68,4 +68,4 @@ async def test_imported_models_answer_as_their_references(
         print(server.output)  # shown where the test fails
     for (family, prompt), tokens in zip(asked, answers, strict=True):
         assert len(tokens) == TOKENS
-        check_greedy(models[family].architecture, models[family].weights, prompt, tokens)
+        check_greedy(models[family].architecture, models[family].weights, prompt, tokens, same=0.75)

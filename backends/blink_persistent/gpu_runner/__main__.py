@@ -56,12 +56,13 @@ class GpuServices:
             self._pulse_until(self._completion)
         log.info(
             "%s:%d is in service with %.2f GiB of the GPU; others stood still %d times for it, "
-            "so far %.1f ms at most",
+            "so far %.1f ms at most, without the steps before %.1f ms",
             task.environment.model,
             task.environment.version,
             service.memory_bytes / 2**30,
             self._residents.parks - parks,
             1e3 * self._residents.longest_park,
+            1e3 * self._residents.longest_rest,
         )
         return service
 

@@ -29,8 +29,8 @@ class Resident(Protocol):
 class Residents:
     """Any thread with the GPU's context may call; what fails here is the GPU's end (`GpuLost`).
 
-    `parks` counts how often all had to stand still, `longest_park` is the longest time of that, in
-    seconds, from the asking to the last one's going on.
+    `parks` counts how often all had to stand still. In seconds: `longest_park`, from the asking to
+    the last one's going on, with the steps that had to end first; `longest_rest`, without them.
     """
 
     def __init__(self) -> None:
@@ -40,6 +40,7 @@ class Residents:
         self._words = threading.Lock()  # no call of CUDA is made under it
         self.parks = 0
         self.longest_park = 0.0
+        self.longest_rest = 0.0
 
     def add(self, resident: Resident, *, step_seconds: float) -> None:
         """Launch it. None of its steps takes longer than `step_seconds`, unless it hangs."""
@@ -70,6 +71,7 @@ class Residents:
             began = time.monotonic()
             if self._depth == 0:
                 self._park()
+            parked = time.monotonic()
             self._depth += 1
             try:
                 yield
@@ -77,14 +79,18 @@ class Residents:
                 self._depth -= 1
                 if self._depth == 0 and self._step_seconds:
                     self._resume()
-                    self._count(time.monotonic() - began)
+                    now = time.monotonic()
+                    self._count(now - began, now - parked)
 
     def let_others_in(self) -> None:
         """Have all stand still for a moment, also while a call of CUDA waits for them.
 
         Such a call holds up all others, that of a thread which has entered this object among them.
-        So they are asked before anything is waited for.
+        So they are asked before anything is waited for. Without one, nothing can wait.
         """
+        with self._words:
+            if not self._step_seconds:
+                return
         self._ask()
         with self.exclusive():
             pass
@@ -106,11 +112,17 @@ class Residents:
                 if resident.condition() is Condition.PARKED:
                     resident.launch()
 
-    def _count(self, seconds: float) -> None:
+    def _count(self, park: float, rest: float) -> None:
         self.parks += 1
-        if seconds > self.longest_park:
-            self.longest_park = seconds
-            log.info("the longest of %d parks took %.1f ms", self.parks, 1e3 * seconds)
+        if park > self.longest_park or rest > self.longest_rest:
+            self.longest_park = max(park, self.longest_park)
+            self.longest_rest = max(rest, self.longest_rest)
+            log.info(
+                "the longest of %d parks took %.1f ms, without the steps before them %.1f ms",
+                self.parks,
+                1e3 * self.longest_park,
+                1e3 * self.longest_rest,
+            )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -20,6 +21,7 @@ class FakeScheduler:
         self._name, self._said = name, said
         self.now = Condition.STARTING
         self.hangs = self.dead = False
+        self.step_ends: Callable[[], object] = lambda: None
 
     def launch(self) -> None:
         self._do("launch", Condition.RUNNING)
@@ -30,6 +32,7 @@ class FakeScheduler:
     def park(self, timeout_s: float = 1.0) -> None:
         if self.hangs:
             raise TimeoutError("a step hangs")
+        self.step_ends()
         if self.now is not Condition.FAILED:
             self._do("park", Condition.PARKED)
 
@@ -58,7 +61,7 @@ def two(said: list[str]) -> tuple[Residents, FakeScheduler, FakeScheduler]:
     for each in (a, b):
         residents.add(each, step_seconds=1.0)
     said.clear()
-    residents.parks, residents.longest_park = 0, 0.0
+    residents.parks, residents.longest_park, residents.longest_rest = 0, 0.0, 0.0
     return residents, a, b
 
 
@@ -101,11 +104,34 @@ def test_one_that_has_failed_is_not_launched_again(two: Two, said: list[str]) ->
     assert "a launch" not in said
 
 
-def test_without_residents_nothing_is_counted(said: list[str]) -> None:
+def test_without_residents_nothing_is_counted_and_nobody_is_waited_for(said: list[str]) -> None:
     residents = Residents()
     with residents.exclusive():
         pass
     assert residents.parks == 0
+    with residents.exclusive():  # a version that is given back, the last one
+        other = threading.Thread(target=residents.let_others_in)
+        other.start()
+        other.join(20)
+        assert not other.is_alive()
+
+
+def test_a_park_is_timed_with_and_without_the_steps_that_end_first(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    residents, a, _ = two
+    now = [100.0]
+    monkeypatch.setattr("blink_persistent.gpu_runner.residents.time.monotonic", lambda: now[0])
+    a.step_ends = lambda: now.__setitem__(0, now[0] + 0.04)
+    with residents.exclusive():
+        now[0] += 0.002
+    assert residents.longest_park == pytest.approx(0.042)
+    assert residents.longest_rest == pytest.approx(0.002)
+    a.step_ends = lambda: None
+    with residents.exclusive():
+        now[0] += 0.003
+    assert residents.longest_park == pytest.approx(0.042)
+    assert residents.longest_rest == pytest.approx(0.003)
 
 
 def test_one_is_launched_first_while_the_others_stand_still(two: Two, said: list[str]) -> None:
