@@ -7,14 +7,19 @@ Method: the scripted engine, its graphs as long as a model's (`--nodes`, of whic
 empty kernels), its steps at least `--step-us` (0: what the graph itself takes); or the engine
 `cuda` with random weights at a model's full shape, all placements over the same executable graphs.
 A workload is submitted at once; its makespan is taken from the scheduler's own stamps, first claim
-to last end, in the clock of whoever runs it. A ring of 4,096 slots in 16 ranges; the process that
-waits looks every millisecond. The control comes in three kinds: `spin` synchronizes and the driver
-spins, `block` synchronizes and the driver sleeps (CU_CTX_SCHED_BLOCKING_SYNC), `poll` asks the
-stream and reads the ring in between. Its thread is bound to one core; the hog is a process bound to
-that core that copies 64 MiB over and over, and for the persistent scheduler it runs there all the
-same. Every answer is checked: the scripted engine's token by token, a model's for its length.
-Ratios are of medians, the control's makespan over the persistent scheduler's under the same
-conditions. All makespans are written as JSON.
+to last end, in the clock of whoever runs it. So is the part of it until the last first token, which
+is nearly all prefill; what follows are decode steps, one less than tokens asked for. A ring of
+4,096 slots in 16 ranges; the process that waits looks every millisecond. The control comes in three
+kinds: `spin` synchronizes and the driver spins, `block` synchronizes and the driver sleeps
+(CU_CTX_SCHED_BLOCKING_SYNC), `poll` asks the stream and reads the ring in between. Its thread is
+bound to one core; the hog is a process bound to that core that copies 64 MiB over and over, and for
+the persistent scheduler it runs there all the same. Every answer is checked: the scripted engine's
+token by token, a model's for its length. Every round has all placements, each time another one
+first, so that a GPU which gets warm or meets its power limit does so for all of them. Ratios are of
+medians over the rounds, the control's makespan over the persistent scheduler's under the same
+conditions; beside the latter stands half the range of its own rounds, below which a ratio says
+nothing. All times are written as JSON. Keep `nvidia-smi
+--query-gpu=clocks.sm,power.draw,clocks_event_reasons.active` beside it.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -143,6 +148,13 @@ def provision_model(model: str) -> CudaProvisioned:
         return provision(version, default_grid(64, 2048, max_sequences=16))
 
 
+class Spans(NamedTuple):
+    """Microseconds from the first claim on: to the last first token, and to the last end."""
+
+    first_tokens_us: float
+    makespan_us: float
+
+
 class Served(NamedTuple):
     """A workload's requests, and each slot's answer where there is a plain rule."""
 
@@ -159,17 +171,19 @@ class Served(NamedTuple):
         answers = {slot: r.answer(shape).tokens for slot, r in requests.items()}
         return cls(workload, requests, answers)
 
-    def makespan_us(self, harness: DeviceHarness) -> float:
-        """Serves it once; first claim to last end, by the scheduler's stamps."""
+    def spans(self, harness: DeviceHarness) -> Spans:
+        """Serves it once; by the scheduler's stamps."""
         harness.submit(self.requests)
         self._wait_for(harness, SlotState.DECODE_COMPLETED)
         mirror, slots = harness.ring.mirror, list(self.requests)
         harness.ring.pull(mirror.timings)
-        claimed, finished = (mirror.timings[name][slots] for name in ("claimed_ns", "finished_ns"))
+        timings = mirror.timings[slots].copy()
         self._check(harness)
         harness.release(self.requests)
         self._wait_for(harness, SlotState.EMPTY)
-        return float(finished.max() - claimed.min()) / 1e3
+        claimed = timings["claimed_ns"].min()
+        ends = (timings[name].max() for name in ("first_token_ns", "finished_ns"))
+        return Spans(*(float(end - claimed) / 1e3 for end in ends))
 
     def _check(self, harness: DeviceHarness) -> None:
         if self.answers is None:
@@ -195,7 +209,7 @@ class Served(NamedTuple):
 
 
 def measure(
-    name: str, harness: DeviceHarness, workloads: list[Workload], runs: int
+    name: str, harness: DeviceHarness, workloads: Sequence[Workload], number: int
 ) -> list[dict[str, Any]]:
     """All workloads under one placement, alone and with the hog; the first of all warms up."""
     found = []
@@ -203,57 +217,68 @@ def measure(
     with bound_to({CONTROL_CORE}):
         harness.scheduler.launch()  # a host thread is started here and inherits the core
     with bound_to(others):
-        Served.of(workloads[0], harness).makespan_us(harness)
+        Served.of(workloads[0], harness).spans(harness)
         for workload, hogged in itertools.product(workloads, (False, True)):
             served = Served.of(workload, harness)
             before = harness.ring.field("steps")
             with hog(hogged):
-                spans = [served.makespan_us(harness) for _ in range(runs)]
-            steps = (harness.ring.field("steps") - before) / runs
+                spans = served.spans(harness)
             found.append(
                 {
-                    "placement": name,
-                    "workload": str(workload),
-                    "hog": hogged,
-                    "steps": steps,
-                    "makespans_us": spans,
+                    **{"round": number, "placement": name, "workload": str(workload)},
+                    **{"hog": hogged, "steps": harness.ring.field("steps") - before},
+                    **spans._asdict(),
                 }
             )
     return found
 
 
-def report(results: list[dict[str, Any]]) -> None:
+def report(results: list[dict[str, Any]], workloads: Sequence[Workload]) -> None:
     """Median makespans, and the control's over the persistent scheduler's."""
-    spans = {
-        (r["workload"], r["placement"], r["hog"]): float(np.median(r["makespans_us"]))
-        for r in results
-    }
-    steps = {r["workload"]: r["steps"] for r in results if r["placement"] == "device"}
-    for workload, count in steps.items():
-        alone = spans[workload, "device", False]
-        hogged = spans[workload, "device", True]
-        cells = [f"{workload:>14} {count:4.0f} steps, device {alone / 1e3:9.3f} ms"]
-        cells.append(f"hog {hogged / alone:.3f}")
-        for control in ("spin", "block", "poll"):
-            quiet, noisy = spans[workload, control, False], spans[workload, control, True]
-            extra = (quiet - alone) / count
+
+    def times(field: str, workload: Workload, placement: str, hogged: bool) -> list[float]:
+        wanted = str(workload), placement, hogged
+        return [
+            float(r[field]) for r in results if (r["workload"], r["placement"], r["hog"]) == wanted
+        ]
+
+    def medians(workload: Workload, placement: str, hogged: bool) -> Spans:
+        return Spans(
+            *(float(np.median(times(f, workload, placement, hogged))) for f in Spans._fields)
+        )
+
+    for workload in workloads:
+        own = times("makespan_us", workload, "device", hogged=False)
+        alone, hogged = (medians(workload, "device", each) for each in (False, True))
+        spread = (max(own) - min(own)) / 2 / alone.makespan_us
+        cells = [f"{workload!s:>14} device {alone.makespan_us / 1e3:9.3f} ms +- {spread:.1%}"]
+        cells.append(f"hog {hogged.makespan_us / alone.makespan_us:.3f}")
+        for control in KINDS:
+            quiet, noisy = (medians(workload, control, each) for each in (False, True))
+            longer = quiet.makespan_us - alone.makespan_us
+            first = quiet.first_tokens_us - alone.first_tokens_us
             cells.append(
-                f"{control} {quiet / alone:.3f} (+{extra:.1f} us a step) hog {noisy / hogged:.2f}"
+                f"{control} {quiet.makespan_us / alone.makespan_us:.3f}"
+                f" (first tokens {first / 1e3:+.2f} ms,"
+                f" then {(longer - first) / (workload.output - 1):+.1f} us a step)"
+                f" hog {noisy.makespan_us / hogged.makespan_us:.2f}"
             )
         print(" | ".join(cells), flush=True)
 
 
 def run(name: str, placements: dict[str, Make], arguments: argparse.Namespace) -> None:
-    """All placements, one after the other; keeps and reports what they took."""
+    """All placements, one after the other, in every round; keeps and reports what they took."""
     results: list[dict[str, Any]] = []
-    for placement, make in placements.items():
-        with make() as harness:
-            results += measure(
-                placement, harness, list(WORKLOADS[: arguments.workloads]), arguments.runs
-            )
-    (arguments.output / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
+    workloads = WORKLOADS[: arguments.workloads]
+    names = list(placements)
+    for number in range(arguments.runs):
+        first = number % len(names)
+        for placement in names[first:] + names[:first]:
+            with placements[placement]() as harness:
+                results += measure(placement, harness, workloads, number)
+        (arguments.output / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
     print(name)
-    report(results)
+    report(results, workloads)
 
 
 def main() -> None:
@@ -262,7 +287,7 @@ def main() -> None:
     parser.add_argument("--model", action="append", default=[])
     parser.add_argument("--step-us", type=int, nargs="*", default=[0, 1000, 5000])
     parser.add_argument("--nodes", type=int, default=390)
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=3, help="rounds")
     parser.add_argument("--workloads", type=int, default=len(WORKLOADS), help="the first so many")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
