@@ -101,7 +101,7 @@ class Scheduler {
             outcome = next_step();
             publish_fresh();
         }
-        if (busy && leader()) port.rest(s.flight.due_ns);
+        if (busy && !ended && leader()) port.rest(s.flight.due_ns);
         return finish_pass(outcome);
     }
 
