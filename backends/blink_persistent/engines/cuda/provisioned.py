@@ -160,8 +160,8 @@ class CudaProvisioned(CapturedEngine):
     def _kernels(self, options: CudaOptions) -> FusedKernels:
         architecture, grid = options.architecture, self.grid
         properties = torch.cuda.get_device_properties(self.device)
-        choices = step_choices(options, (properties.major, properties.minor))
         processors = properties.multi_processor_count - SCHEDULERS_PROCESSORS
+        choices = step_choices(options, (properties.major, properties.minor), processors)
         sizes: dict[str, Any] = {"max_rows": grid.max_rows, "device": self.device}
         attention = None
         if choices.attentions:
@@ -181,9 +181,10 @@ class CudaProvisioned(CapturedEngine):
         )
 
 
-def step_choices(options: CudaOptions, capability: tuple[int, int]) -> StepChoices:
-    """The kernels that the options ask for, on a GPU of that compute capability."""
-    known = measured_choices(options.architecture, capability)
+def step_choices(options: CudaOptions, capability: tuple[int, int], processors: int) -> StepChoices:
+    """The kernels that the options ask for, on a GPU of that compute capability, with so many
+    multiprocessors for them."""
+    known = measured_choices(options.architecture, capability, processors)
     if capability[0] < HOPPER or not options.primed_products:
         return known
     return likely_choices(options.architecture, known, primed_attention=options.primed_attention)

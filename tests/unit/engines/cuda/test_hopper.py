@@ -105,6 +105,14 @@ def test_nothing_is_known_of_another_gpu() -> None:
     assert measured_choices(LLAMA, (8, 0)) == StepChoices()
 
 
+def test_no_product_that_reads_ahead_has_more_blocks_than_multiprocessors() -> None:
+    found = measured_choices(LLAMA, HOPPER, 113)  # an H100 for PCI Express has 114
+    for tile in ROW_TILES:
+        assert set(kinds(found, LLAMA, tile).values()) == {Cut}
+    assert not found.attentions
+    assert measured_choices(LLAMA, HOPPER, 128) == measured_choices(LLAMA, HOPPER)
+
+
 def test_what_is_likely_is_for_few_rows_and_beside_what_was_measured() -> None:
     known = measured_choices(LLAMA, HOPPER)
     found = likely_choices(LLAMA, known, primed_attention=True)

@@ -11,17 +11,19 @@ from typing import TypeVar
 
 from blink_persistent.engines.cuda.kernels.choices import (
     ROW_TILES,
+    AheadCut,
     AnyAttention,
     Cut,
     Cuts,
     DecodeTiling,
     Heads,
+    Shape,
     StepChoices,
     Tilings,
     row_tile,
 )
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
-from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
+from blink_persistent.engines.cuda.kernels.likely_cuts import PROCESSORS, step_products
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
 from blink_persistent.engines.cuda.kernels.wide_cut import WideCut
 from blink_server.importers.checkpoint import Architecture
@@ -120,7 +122,7 @@ def _with_32(measured: Mapping[tuple[What, int], Choice]) -> dict[tuple[What, in
 # takes 5 to 13 % longer, and chaining, for which all products must be streamed, gives 1 to 3 %.
 HOPPER_CUTS: Cuts = _with_32(_LLAMA_8B | _SMOLLM2_135M | _QWEN3_32B | _QWEN3_30B_A3B | _PHI_4)
 
-HOPPER_AHEAD: Cuts = {
+HOPPER_AHEAD: Mapping[tuple[Shape, int], AheadCut] = {
     ((6144, 4096), 8): PrimedCut(
         blocks=32, splits=4, warps=6, tiles=1, windows=4, stages=7, gated=False
     ),
@@ -196,17 +198,28 @@ def prefills_by_pages(architecture: Architecture, capability: tuple[int, int]) -
     return capability == (9, 0) and heads in HOPPER_PREFILL
 
 
-def measured_choices(architecture: Architecture, capability: tuple[int, int]) -> StepChoices:
-    """What a model's steps have on such a GPU.
+def measured_choices(
+    architecture: Architecture, capability: tuple[int, int], processors: int = PROCESSORS
+) -> StepChoices:
+    """What a model's steps have on such a GPU, with so many multiprocessors for them.
 
     Products that read ahead only for numbers of rows for which all products of its layers are in
-    the table: it is worth it in a chain, and only such chains were measured.
+    the table: it is worth it in a chain, and only such chains were measured. Nor where some of a
+    product's blocks would have no multiprocessor to themselves: it would take twice as long.
     """
     streamed, _ = measured(capability)
     if not streamed:
         return StepChoices()
     layer = {product.shape for product in step_products(architecture) if product.name != "head"}
-    ahead = {tile for tile in ROW_TILES if all((shape, tile) in HOPPER_AHEAD for shape in layer)}
+    ahead = {
+        tile
+        for tile in ROW_TILES
+        if all(
+            (cut := HOPPER_AHEAD.get((shape, tile))) is not None
+            and _blocks(cut, shape) <= processors
+            for shape in layer
+        )
+    }
     heads = architecture.heads, architecture.kv_heads, architecture.head_dim
     return StepChoices(
         cuts={
@@ -219,3 +232,10 @@ def measured_choices(architecture: Architecture, capability: tuple[int, int]) ->
             if of == heads and row_tile(rows) in ahead
         },
     )
+
+
+def _blocks(cut: AheadCut, shape: Shape) -> int:
+    """Of a product with such a weight, at most one a multiprocessor."""
+    if isinstance(cut, PrimedCut):
+        return cut.blocks * cut.splits
+    return cut.blocks_for(shape[0] // (2 if cut.gated else 1)) * cut.splits
