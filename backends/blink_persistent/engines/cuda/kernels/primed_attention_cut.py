@@ -16,7 +16,7 @@ TILE = 16  # entries that a warp takes at a time
 
 
 class AttentionCall(ctypes.Structure):
-    """The kernel's parameters (`Attention` in primed_attention.h)."""
+    """The kernel's parameters (`AttentionCall` of attention_call.h)."""
 
     _fields_ = [
         *((name, c_uint64) for name in ("qkv", "bias", "q_norm", "k_norm", "cos", "sin")),
