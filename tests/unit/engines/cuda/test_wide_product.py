@@ -114,6 +114,7 @@ def test_a_cut_that_would_leave_something_out_does_not_fit() -> None:
     assert not cut.fits(14336 + 8, 4096)
     assert not cut.fits(112 * 127, 4096)
     assert not replace(cut, groups=1).fits(14336, 4096)
+    assert not replace(cut, cluster=4).fits(14336, 4096)
     assert not WideCut(features=60).fits(7680, 4096)
     assert not WideCut(features=264).fits(7680, 4096)
     assert WideCut(features=272).fits(7680, 4096)

@@ -60,7 +60,7 @@ class WideProduct {
     static constexpr uint32_t kBehind = kTileRows + kWindows * kRows;                      // that it has
     static constexpr uint32_t kSharedBytes =
         kBarrierBytes + kStages * kStageBytes + (kReached > kBehind ? 128 * (kReached - kBehind) : 0);
-    static_assert(kBoxRows % 8 == 0 && kBoxRows * kBoxes == kTileRows && kRows / kCluster % 8 == 0);
+    static_assert(kBoxRows % 8 == 0 && kBoxRows * kBoxes == kTileRows && kRows / kCluster % 8 == 0 && kCluster <= 2);
     static_assert(kFeatures <= kGroups * kGroupRows && 16 * kStages <= kBarrierBytes && kStages >= 2);
 
     template <class Map>

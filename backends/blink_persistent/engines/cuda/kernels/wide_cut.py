@@ -15,7 +15,8 @@ ALIGNMENT = 1024
 
 @dataclass(frozen=True, slots=True)
 class WideCut:
-    """`blocks` times `splits` blocks, at most one a multiprocessor, in clusters of `cluster`.
+    """`blocks` times `splits` blocks, at most one a multiprocessor, in clusters of `cluster`,
+    one or two.
 
     A block computes tiles of `features`, in steps of `windows` * 64 inner elements, of which
     `stages` are in shared memory or on their way, by `groups` warpgroups. `gated`: for gate and up
@@ -37,6 +38,7 @@ class WideCut:
             depth % (self.splits * self.windows * WINDOW) == 0
             and self.box_rows % 8 == 0
             and self.features % self.box_rows == 0
+            and self.cluster in (1, 2)
             and self.blocks_for(size) % self.cluster == 0
             # Rows of the gate's last tile that are up's would be read for nothing.
             and (not self.gated or size % self.features == 0)
