@@ -5,6 +5,7 @@ The GPU is the first that CUDA_VISIBLE_DEVICES leaves.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -40,8 +41,11 @@ from blink_persistent.engines.kv_memory import memory_budget
 from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, GraphKey
 from blink_server.backend import ModelVersion
 
+log = logging.getLogger(__name__)
+
 SCHEDULERS_PROCESSORS = 1  # multiprocessors that the resident scheduler keeps to itself
 HOPPER = 9  # compute capability from which kernels can be chained
+PRIMED = (9, 10, 11)  # those with 228 KiB of shared memory a multiprocessor; 12 has 100
 
 WARM_UP_LAYERS = 2  # all that follow launch the same kernels
 
@@ -185,7 +189,10 @@ def step_choices(options: CudaOptions, capability: tuple[int, int], processors: 
     """The kernels that the options ask for, on a GPU of that compute capability, with so many
     multiprocessors for them."""
     known = measured_choices(options.architecture, capability, processors)
-    if capability[0] < HOPPER or not options.primed_products:
+    if not options.primed_products:
+        return known
+    if capability[0] not in PRIMED:
+        log.warning("primed kernels are left out: they are not for GPUs like sm_%d%d", *capability)
         return known
     return likely_choices(options.architecture, known, primed_attention=options.primed_attention)
 

@@ -22,10 +22,11 @@ from blink_persistent.engines.cuda.kernels import (
     stream,
     swiglu,
 )
+from blink_persistent.engines.cuda.kernels.choices import StepChoices
 from blink_persistent.engines.cuda.kernels.hopper import measured
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.options import CudaOptions
-from blink_persistent.engines.cuda.provisioned import CudaProvisioned
+from blink_persistent.engines.cuda.provisioned import CudaProvisioned, step_choices
 from blink_persistent.engines.cuda.step_tensors import KvCache, Workspace, empty_inputs
 from blink_persistent.engines.cuda.weights import fill_weights
 from blink_persistent.testing.primed_host import HostGpu
@@ -163,3 +164,20 @@ def test_what_is_likely_can_be_asked_for(gpu: Told, primed_attention: bool) -> N
         assert products == (0 if rows == 64 else 5)
         attends = any(name.startswith("blink_attention") for name in found)
         assert attends == (primed_attention and rows < 64)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (12, 0)])
+def test_gpus_with_less_shared_memory_have_no_primed_kernels(
+    capability: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = CudaOptions(
+        architecture=ARCHITECTURES["phi-4"],
+        file=None,
+        block_size=BLOCK_SIZE,
+        block_count=None,
+        primed_products=True,
+    )
+    assert step_choices(asked, (10, 0), PROCESSORS).cuts
+    assert not caplog.messages
+    assert step_choices(asked, capability, PROCESSORS) == StepChoices()
+    assert "primed kernels are left out" in caplog.text
