@@ -27,7 +27,7 @@ CUTS = (
     *(DIRECT, CLUSTERED),
 )
 WAYS = [Way(late, seed) for late in (False, True) for seed in (1, 2)]
-PAGES, BLOCK_SIZE, CONTEXT = 44, 32, 300
+PAGES, CONTEXT = 44, 300
 EPSILON = 1e-5
 NAN = 0x7FC0  # of a bfloat16
 Floats = npt.NDArray[np.floating[Any]]
@@ -43,6 +43,7 @@ class Case:
     splits: int = 1
     biased: bool = False
     normed: bool = False
+    block_size: int = 32
 
 
 CASES = {
@@ -53,6 +54,8 @@ CASES = {
     "a bias": Case(lengths=(49,), biased=True, heads=7, kv_heads=1),
     "norms of heads": Case(lengths=(48, 17), normed=True, heads=8, kv_heads=1, splits=2),
     "short heads": Case(lengths=(65, 16), head_dim=64, heads=9, kv_heads=3, splits=2),
+    "the smallest blocks": Case(lengths=(100, 17, 16), splits=3, block_size=16),
+    "large blocks": Case(lengths=(290, 128, 129), splits=2, block_size=128),
     "one head a group": Case(lengths=(40,), head_dim=64, heads=2, kv_heads=2, normed=True),
 }
 
@@ -73,17 +76,17 @@ class Problem:
         self.lengths = np.array(case.lengths, np.int32)
         self.positions = np.maximum(self.lengths - 1, 0).astype(np.int32)
         self.tables = rng.permutation(PAGES)[: 10 * rows].reshape(rows, 10).astype(np.int32)
-        shape = PAGES, case.kv_heads, BLOCK_SIZE, size
+        shape = PAGES, case.kv_heads, case.block_size, size
         self.pages = [bfloat16(rng.standard_normal(shape)) for _ in range(2)]
-        self.entries = np.full(rows, -1, np.int32)
-        for row, length in enumerate(case.lengths):
-            if length:
-                block = self.tables[row, (length - 1) // BLOCK_SIZE]
-                self.entries[row] = block * BLOCK_SIZE + (length - 1) % BLOCK_SIZE
         self.partial = np.full((rows * case.heads, case.splits, size), np.nan, np.float32)
         self.log_sums = np.full((rows * case.heads, case.splits), np.nan, np.float32)
         self.arrived = np.zeros(rows * case.kv_heads, np.uint32)
         self.out = np.full((rows, case.heads, size), NAN, np.uint16)
+
+    def place(self, row: int, position: int) -> tuple[Any, ...]:
+        """Of a row's entry in the pages."""
+        block, at = divmod(position, self.case.block_size)
+        return self.tables[row, block], slice(None), at
 
     def call(self) -> AttentionCall:
         case = self.case
@@ -106,7 +109,7 @@ class Problem:
             heads=case.heads,
             kv_heads=case.kv_heads,
             max_blocks=self.tables.shape[1],
-            block_size=BLOCK_SIZE,
+            block_size=case.block_size,
             splits=case.splits,
         )
 
@@ -168,8 +171,7 @@ def test_a_rows_new_token_attends_to_all_its_entries(
             np.testing.assert_allclose(found, expected[row], atol=0.02, rtol=0.01)
             assert np.abs(found - expected[row]).mean() < 0.002
             if length:
-                entry = problem.entries[row]
-                place = entry // BLOCK_SIZE, slice(None), entry % BLOCK_SIZE
+                place = problem.place(row, length - 1)
                 _, *appended = problem.projected(row)
                 for old, pages, new in zip(before, problem.pages, appended, strict=True):
                     np.testing.assert_allclose(float32(pages)[place], new, rtol=2**-7, atol=1e-6)
@@ -199,11 +201,10 @@ def test_entries_that_are_no_numbers_are_their_own_rows_alone(
         pages[:] = NAN
         for row, length in enumerate(problem.case.lengths):
             for at in range(length):
-                place = problem.tables[row, at // BLOCK_SIZE], slice(None), at % BLOCK_SIZE
+                place = problem.place(row, at)
                 pages[place] = kept[place]
     for at in range(101)[bad]:
-        block = problem.tables[0, at // BLOCK_SIZE]
-        problem.pages[part][block, :, at % BLOCK_SIZE] = NAN
+        problem.pages[part][problem.place(0, at)] = NAN
     attentions[128].run(cut, problem.call(), PAGES)
     assert np.isnan(float32(problem.out[0])).all(), "the answer would look like one"
     for row in (1, 2, 3):
