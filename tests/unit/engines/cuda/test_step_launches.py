@@ -16,14 +16,17 @@ from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels import (
     decode_attention,
     fused,
+    hopper_prefill,
     located,
     norm,
+    prefill_attention,
     rotary,
     stream,
     swiglu,
 )
 from blink_persistent.engines.cuda.kernels.choices import StepChoices
-from blink_persistent.engines.cuda.kernels.hopper import measured
+from blink_persistent.engines.cuda.kernels.hopper import measured, prefills_by_pages
+from blink_persistent.engines.cuda.kernels.page_attention import PageAttention
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.options import CudaOptions
 from blink_persistent.engines.cuda.provisioned import CudaProvisioned, step_choices
@@ -32,6 +35,7 @@ from blink_persistent.engines.cuda.weights import fill_weights
 from blink_persistent.testing.primed_host import HostGpu
 
 HOPPER, PROCESSORS, MAX_ROWS, MAX_BLOCKS, BLOCK_SIZE = (9, 0), 132, 64, 32, 64
+MOST_TOKENS = 128
 OVERLAP = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 NOWHERE: dict[str, Any] = {"device": "meta", "dtype": torch.bfloat16}
 
@@ -72,11 +76,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Told:
     told = Told()
     for module, name in (
         (located, "locate_decode"),
+        (located, "locate_prefill"),
         (norm, "embed_norm"),
         (norm, "add_norm"),
         (rotary, "rotate_append"),
         (decode_attention, "attend_split"),
         (decode_attention, "combine_splits"),
+        (prefill_attention, "attend_tile"),
+        (hopper_prefill, "attend_pages"),
         (stream, "stream_product"),
         (swiglu, "swiglu"),
     ):
@@ -85,14 +92,17 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Told:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(fused, "measured", lambda capability: measured(HOPPER))
+    monkeypatch.setattr(
+        fused, "prefills_by_pages", lambda shape, capability: prefills_by_pages(shape, HOPPER)
+    )
     return told
 
 
-def launches(gpu: Told, model: str, rows: int, **options: bool) -> list[str]:
-    """Of a step with one layer."""
+def decoder_of(gpu: Told, model: str, block_size: int = BLOCK_SIZE, **options: bool) -> Decoder:
+    """Of one layer."""
     shape = ARCHITECTURES[model]
     asked = CudaOptions(
-        architecture=shape, file=None, block_size=BLOCK_SIZE, block_count=None, **options
+        architecture=shape, file=None, block_size=block_size, block_count=None, **options
     )
     engine: Any = SimpleNamespace(
         device=torch.device("meta"),
@@ -102,14 +112,19 @@ def launches(gpu: Told, model: str, rows: int, **options: bool) -> list[str]:
     )
     kernels = CudaProvisioned._kernels(engine, asked)
     short = replace(shape, layers=1)
-    decoder = Decoder(
+    return Decoder(
         architecture=short,
         weights=fill_weights(short, lambda name, part: None, **NOWHERE),
         rotary=rotary_tables(short, 64, device="meta"),
-        cache=KvCache.allocate(short, 2, BLOCK_SIZE, **NOWHERE),
-        work=Workspace.allocate(short, MAX_ROWS, MAX_ROWS, **NOWHERE),
+        cache=KvCache.allocate(short, 2, block_size, **NOWHERE),
+        work=Workspace.allocate(short, MOST_TOKENS, MAX_ROWS, **NOWHERE),
         kernels=kernels,
     )
+
+
+def launches(gpu: Told, model: str, rows: int, **options: bool) -> list[str]:
+    """Of a decode step."""
+    decoder = decoder_of(gpu, model, **options)
     gpu.names.clear()
     decoder.decode(empty_inputs(MAX_ROWS, MAX_ROWS, MAX_BLOCKS, device="meta"), rows)
     return gpu.names
@@ -181,3 +196,22 @@ def test_gpus_with_less_shared_memory_have_no_primed_kernels(
     assert not caplog.messages
     assert step_choices(asked, capability, PROCESSORS) == StepChoices()
     assert "primed kernels are left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("model", "block_size", "kernel"),
+    [
+        ("llama-3-8b", 64, "attend_pages"),
+        ("llama-3-8b", 32, "attend_tile"),
+        ("smollm2-135m", 64, "attend_tile"),
+    ],
+)
+def test_prompts_are_attended_to_by_pages_where_that_was_measured_and_they_fit(
+    gpu: Told, model: str, block_size: int, kernel: str
+) -> None:
+    if not PageAttention.fits(ARCHITECTURES[model]):
+        kernel = "attend_tile"  # this Triton is too old
+    decoder = decoder_of(gpu, model, block_size)
+    inputs = empty_inputs(1, MOST_TOKENS, MAX_BLOCKS, device="meta")
+    decoder.prefill(inputs, 1, MOST_TOKENS)
+    assert [name for name in gpu.names if name.startswith("attend_")] == [f"{kernel} alone"]
