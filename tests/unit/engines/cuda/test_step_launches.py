@@ -16,7 +16,6 @@ from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels import (
     decode_attention,
     fused,
-    hopper_prefill,
     located,
     norm,
     prefill_attention,
@@ -83,11 +82,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Told:
         (decode_attention, "attend_split"),
         (decode_attention, "combine_splits"),
         (prefill_attention, "attend_tile"),
-        (hopper_prefill, "attend_pages"),
         (stream, "stream_product"),
         (swiglu, "swiglu"),
     ):
         monkeypatch.setattr(module, name, told.stand_in(name))
+    if PageAttention.fits(ARCHITECTURES["llama-3-8b"]):  # an older Triton cannot import it
+        from blink_persistent.engines.cuda.kernels import hopper_prefill
+
+        monkeypatch.setattr(hopper_prefill, "attend_pages", told.stand_in("attend_pages"))
     properties = SimpleNamespace(major=9, minor=0, multi_processor_count=PROCESSORS)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
