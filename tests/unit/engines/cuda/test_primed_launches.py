@@ -174,6 +174,8 @@ def test_what_the_library_computed_is_for_the_other_kernels(gpu: Any) -> None:
     fewer = PrimedAttention(gpu, SHAPE, max_rows=8, processors=3, device="cpu", cuts={4: CUT})
     assert fewer.takes(projected(4))
     assert not fewer.takes(projected(5))
+    none = PrimedAttention(gpu, SHAPE, max_rows=8, processors=3, device="cpu", cuts={})
+    assert not none.takes(projected(1))
     assert PrimedNorm(gpu, 192, {16}).takes(torch.empty(2, 16, 192))
     assert not PrimedNorm(gpu, 192, {16}).takes(torch.empty(2, 8, 192))
     assert primed_norm_for(gpu, 192, ()) is None

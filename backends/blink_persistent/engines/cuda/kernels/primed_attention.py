@@ -56,7 +56,9 @@ class PrimedAttention:
         """
         assert is_attended(architecture)
         self._shape, self._processors = architecture, processors
-        self._cuts = cuts or {tile: likely_attention(tile) for tile in ROW_TILES}
+        if cuts is None:
+            cuts = {tile: likely_attention(tile) for tile in ROW_TILES}
+        self._cuts = cuts
         size, rows = architecture.head_dim, min(max_rows, ROW_TILES[-1])
         self._kernels = load_attentions(gpu, set(self._cuts.values()), architecture)
         splits = max(
