@@ -77,7 +77,7 @@ def test_llama_has_of_each_kind_where_a_step_was_fastest_with_it() -> None:
         of = kinds(found, LLAMA, rows)
         assert of.pop("head") is Cut
         assert set(of.values()) == {kind}
-    assert found.attentions == {4: DirectCut(warps=8, resident=1, clustered=True, most=8)}
+    assert found.attentions == {1: DirectCut(warps=8, resident=1, clustered=True, most=8)}
     assert not found.norms
 
 

@@ -178,10 +178,11 @@ HOPPER_PREFILL: Set[Heads] = frozenset({(32, 8, 128), (64, 8, 128), (32, 4, 128)
 as Triton's; the others differ from it in numbers only."""
 
 HOPPER_ATTENTIONS: Mapping[tuple[Heads, int], AnyAttention] = {
-    ((32, 8, 128), 4): DirectCut(warps=8, resident=1, clustered=True, most=8),
+    ((32, 8, 128), 1): DirectCut(warps=8, resident=1, clustered=True, most=8),
 }
 """In place of Triton's kernels, by the most rows of decode steps whose layers' products are of
-`HOPPER_AHEAD`. One row was measured: with up to four a cluster has four blocks or more still."""
+`HOPPER_AHEAD`. One row was measured; the clusters of more would not all fit at once: 16 of eight
+blocks at two rows, 32 of four at four, where an H200 has held 30 of four."""
 
 
 def measured(capability: tuple[int, int]) -> tuple[Cuts, Tilings]:
