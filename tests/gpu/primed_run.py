@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES
+from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, AnyAttention
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cut
 from blink_persistent.engines.cuda.kernels.primed import PrimedProducts
@@ -102,13 +102,17 @@ def tables_of(rows: int) -> Any:
     return torch.arange(rows * MAX_BLOCKS).flip(0).view(rows, MAX_BLOCKS)
 
 
+def _for_all(cut: AnyAttention | None) -> dict[int, AnyAttention] | None:
+    return None if cut is None else dict.fromkeys(ROW_TILES, cut)
+
+
 def check_attention(gpu: Any) -> None:
     sizes: dict[str, Any] = {"max_rows": 8, "processors": 131, "device": DEVICE}
     for cut in (
         *(None, AttentionCut(warps=2, stages=1, programs=4)),
         *(DirectCut(), DirectCut(warps=2, clustered=True)),
     ):
-        attention = PrimedAttention(gpu, SHAPE, cuts=cut and dict.fromkeys(ROW_TILES, cut), **sizes)
+        attention = PrimedAttention(gpu, SHAPE, cuts=_for_all(cut), **sizes)
         for rows in (1, 5):
             pages = torch.randn(2, rows * MAX_BLOCKS, SHAPE.kv_heads, BLOCK_SIZE, SHAPE.head_dim)
             keys, values = pages.bfloat16()

@@ -98,7 +98,7 @@ def test_it_attends_as_plain_pytorch_does(model: str, cut: AttentionCut | Direct
     shape = ARCHITECTURES[model]
     with Gpu() as gpu:
         sizes: dict[str, Any] = {"max_rows": 64, "processors": 131, "device": "cuda"}
-        cuts = cut and dict.fromkeys(ROW_TILES, cut)
+        cuts = None if cut is None else dict.fromkeys(ROW_TILES, cut)
         primed = PrimedAttention(gpu, shape, cuts=cuts, **sizes)
         for rows, parts in ((1, 4), (3, 1), (16, 2), (64, 2)):
             row = Row(shape, rows, parts)

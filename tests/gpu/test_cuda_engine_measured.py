@@ -77,7 +77,6 @@ def inputs() -> StepInputs:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64])
-@torch.no_grad()
 def test_a_step_is_that_of_plain_pytorch(decoders: tuple[Decoder, Decoder], rows: int) -> None:
     measured, plain = decoders
     given = inputs()
