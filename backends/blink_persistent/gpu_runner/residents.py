@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 from blink_persistent.gpu.driver import CudaError
@@ -118,11 +121,23 @@ class Residents:
             self.longest_park = max(park, self.longest_park)
             self.longest_rest = max(rest, self.longest_rest)
             log.info(
-                "the longest of %d parks took %.1f ms, without the steps before them %.1f ms",
+                "the longest of %d parks took %.1f ms, without the steps before them %.1f ms; "
+                "now %.1f and %.1f ms for %s",
                 self.parks,
                 1e3 * self.longest_park,
                 1e3 * self.longest_rest,
+                1e3 * park,
+                1e3 * rest,
+                _caller(),
             )
+
+
+def _caller() -> str:
+    """The function, and its file, in which `exclusive` was entered that is being left."""
+    frame = sys._getframe()
+    while frame.f_back and frame.f_code.co_filename in (__file__, contextlib.__file__):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"
 
 
 @contextmanager

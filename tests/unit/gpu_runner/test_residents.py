@@ -117,8 +117,9 @@ def test_without_residents_nothing_is_counted_and_nobody_is_waited_for(said: lis
 
 
 def test_a_park_is_timed_with_and_without_the_steps_that_end_first(
-    two: Two, monkeypatch: pytest.MonkeyPatch
+    two: Two, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     residents, a, _ = two
     now = [100.0]
     monkeypatch.setattr("blink_persistent.gpu_runner.residents.time.monotonic", lambda: now[0])
@@ -132,6 +133,7 @@ def test_a_park_is_timed_with_and_without_the_steps_that_end_first(
         now[0] += 0.003
     assert residents.longest_park == pytest.approx(0.042)
     assert residents.longest_rest == pytest.approx(0.003)
+    assert "now 3.0 and 3.0 ms for test_residents.test_a_park_is_timed" in caplog.messages[-1]
 
 
 def test_one_is_launched_first_while_the_others_stand_still(two: Two, said: list[str]) -> None:

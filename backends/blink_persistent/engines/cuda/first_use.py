@@ -9,7 +9,9 @@ the schedulers.
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -20,7 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 Exclusive = Callable[[], AbstractContextManager[None]]
+Slice = Callable[[str], AbstractContextManager[None]]
 
+log = logging.getLogger(__name__)
+
+LONG_SLICE_MS = 10.0  # what takes longer is named in the log
 _loaded: set[tuple[object, ...]] = set()  # operations with their arguments, by this process
 _here = threading.local()  # `operations` of a thread: libraries keep their handles by thread
 _LAUNCH_NOTHING = frozenset(
@@ -63,18 +69,22 @@ def loading_in_slices(
     """
 
     @contextmanager
-    def one_slice() -> Iterator[None]:
+    def one_slice(what: str) -> Iterator[None]:
         finish()
         with exclusive():
+            began = time.monotonic()
             yield
             finish()
+            took = 1e3 * (time.monotonic() - began)
+        if took > LONG_SLICE_MS:
+            log.info("the first use of %s took %.1f ms", what, took)
 
     with ExitStack() as kernel, _Operations(one_slice, device):
         thread = threading.get_ident()
 
-        def begin(*_: object) -> None:
+        def begin(_module: object, _function: object, name: str, *_: object) -> None:
             if threading.get_ident() == thread:
-                kernel.enter_context(one_slice())
+                kernel.enter_context(one_slice(name))
 
         def end(*_: object) -> None:
             if threading.get_ident() == thread:
@@ -91,11 +101,11 @@ def loading_in_slices(
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[misc]
-    """Runs each operation on the GPU inside `exclusive` that this thread has not run before."""
+    """Runs each operation on the GPU in a slice of its own that this thread has not run before."""
 
-    def __init__(self, exclusive: Exclusive, device: str) -> None:
+    def __init__(self, one_slice: Slice, device: str) -> None:
         super().__init__()
-        self._exclusive, self._device = exclusive, device
+        self._one_slice, self._device = one_slice, device
         if not hasattr(_here, "operations"):
             _here.operations = set()
 
@@ -116,7 +126,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
         use = (func, *map(_what_it_is, leaves))
         if use in _loaded and func in _here.operations:
             return func(*args, **kwargs)
-        with self._exclusive():
+        with self._one_slice(str(func)):
             result = func(*args, **kwargs)
         _loaded.add(use)
         _here.operations.add(func)

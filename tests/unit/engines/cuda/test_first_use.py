@@ -16,6 +16,8 @@ triton = pytest.importorskip("triton", reason="triton is not installed")
 
 from blink_persistent.engines.cuda.first_use import loading_in_slices
 
+LOADED = (None, None, "rotate", None, "hash")  # what Triton tells of a kernel
+
 
 class Slices:
     """Counts the slices that were entered; they may not nest."""
@@ -121,8 +123,8 @@ def test_a_compiled_kernel_is_loaded_and_first_run_in_a_slice(slices: Slices) ->
 
     def launch(loads: bool, inside: bool) -> None:
         if loads:
-            hooks.kernel_load_start_hook()
-            hooks.kernel_load_end_hook()
+            hooks.kernel_load_start_hook(*LOADED)
+            hooks.kernel_load_end_hook(*LOADED)
         assert slices.inside == inside
         hooks.launch_exit_hook({})
         assert not slices.inside
@@ -141,7 +143,7 @@ def test_a_compiled_kernel_is_loaded_and_first_run_in_a_slice(slices: Slices) ->
 def test_a_load_that_fails_leaves_its_slice(slices: Slices) -> None:
     def load() -> None:
         with loading_in_slices(slices, finish=slices.finish):
-            triton.knobs.runtime.kernel_load_start_hook()
+            triton.knobs.runtime.kernel_load_start_hook(*LOADED)
             raise RuntimeError("no image")
 
     with pytest.raises(RuntimeError, match="no image"):
