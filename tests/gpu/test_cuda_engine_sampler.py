@@ -29,10 +29,10 @@ ACTIVE, EOS = 1, 2
 
 
 class Bench:
-    """A sampler over step buffers and logits of its own."""
+    """A sampler over step buffers and logits of its own, of so many rows."""
 
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
+    def __init__(self, gpu: Gpu, rows: int = ROWS) -> None:
+        self.gpu, self.rows = gpu, rows
         limits = EngineLimits(
             context_length=64,
             vocabulary_size=VOCABULARY,
@@ -40,8 +40,8 @@ class Bench:
             block_count=8,
             eos_token_ids=(EOS,),
         )
-        self.tables = allocate_engine(gpu, default_grid(ROWS, 16), limits)
-        self.logits = gpu.allocate(4 * (1 + ROWS) * VOCABULARY)  # a prompt's, and those of rows
+        self.tables = allocate_engine(gpu, default_grid(rows, 16), limits)
+        self.logits = gpu.allocate(4 * (1 + rows) * VOCABULARY)  # a prompt's, and those of rows
         self.sampler = DeviceSampler(gpu, self.tables, self.logits)
 
     def sample(self, rows: npt.NDArray[Any], logits: npt.NDArray[np.float32]) -> None:
@@ -51,9 +51,9 @@ class Bench:
         self.sampler.record(DECODE, len(rows), self.gpu.io)
 
     def output(self, name: str, kind: type, width: int = 1) -> npt.NDArray[Any]:
-        """[ROWS, width] of the decode phase's outputs."""
+        """[rows, width] of the decode phase's outputs."""
         address = getattr(self.tables.buffers[DECODE], f"output_{name}")
-        return self.gpu.fetch(address, kind, ROWS * width).reshape(ROWS, width)
+        return self.gpu.fetch(address, kind, self.rows * width).reshape(self.rows, width)
 
     def completed(self, phase: int) -> int:
         return int(self.gpu.fetch(self.tables.buffers[phase].completion, np.uint32, 1)[0])
@@ -65,17 +65,24 @@ def bench() -> Iterator[Bench]:
         yield Bench(gpu)
 
 
-def random_rows(rng: np.random.Generator) -> npt.NDArray[Any]:
-    rows = np.zeros(ROWS, SAMPLING_ROW)
-    rows["seed"] = rng.integers(0, 1 << 60, ROWS)
-    rows["logprobs"] = rng.integers(0, TOP + 2, ROWS)
-    rows["temperature"] = rng.choice([0.0, 0.5, 1.0, 1.5], ROWS)
-    rows["top_k"] = rng.choice([0, 1, 40, 3000], ROWS)
-    rows["top_p"] = rng.choice([1.0, 0.9, 0.3], ROWS)
-    rows["min_p"] = rng.choice([0, 0.05], ROWS)
-    rows["repetition_penalty"] = rng.choice([1.0, 1.2], ROWS)
-    rows["presence_penalty"] = rng.choice([0.0, 0.5], ROWS)
-    rows["frequency_penalty"] = rng.choice([0.0, 0.3], ROWS)
+@pytest.fixture(params=[1, ROWS, 24, 72], ids="{} rows".format)
+def sized_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """Its rows have 8, 8 and 4 blocks and one, on a GPU that has clusters."""
+    with Gpu() as gpu:
+        yield Bench(gpu, request.param)
+
+
+def random_rows(rng: np.random.Generator, count: int) -> npt.NDArray[Any]:
+    rows = np.zeros(count, SAMPLING_ROW)
+    rows["seed"] = rng.integers(0, 1 << 60, count)
+    rows["logprobs"] = rng.integers(0, TOP + 2, count)
+    rows["temperature"] = rng.choice([0.0, 0.5, 1.0, 1.5], count)
+    rows["top_k"] = rng.choice([0, 1, 40, 3000], count)
+    rows["top_p"] = rng.choice([1.0, 0.9, 0.3], count)
+    rows["min_p"] = rng.choice([0, 0.05], count)
+    rows["repetition_penalty"] = rng.choice([1.0, 1.2], count)
+    rows["presence_penalty"] = rng.choice([0.0, 0.5], count)
+    rows["frequency_penalty"] = rng.choice([0.0, 0.3], count)
     rows["flags"] = ACTIVE
     return rows
 
@@ -104,24 +111,26 @@ def on_host(
     return answer
 
 
-def test_random_rows_are_sampled_as_on_the_host(bench: Bench) -> None:
+def test_random_rows_are_sampled_as_on_the_host(sized_bench: Bench) -> None:
+    bench = sized_bench
+    drawn = 320  # rows, in all
     rng = np.random.default_rng(8)
     host = _native.HostSampler(ScriptedShape(vocabulary_size=VOCABULARY).host_engine())
     seen = [rng.integers(0, VOCABULARY, count).tolist() for count in (50, 30)]
     places = [bench.gpu.place(np.array(tokens, np.int32)) for tokens in seen]
     wrong = 0
-    for _ in range(20):
-        rows = random_rows(rng)
+    for _ in range(-(-drawn // bench.rows)):
+        rows = random_rows(rng, bench.rows)
         rows["prompt"], rows["prompt_length"] = places[0], len(seen[0])
         rows["output"], rows["output_length"] = places[1], len(seen[1])
         rows["position"] = len(seen[0]) + len(seen[1])
-        logits = rng.normal(0, 2.5, (ROWS, VOCABULARY)).astype(np.float32)
-        logits[3, 77] = np.nan
+        logits = rng.normal(0, 2.5, (bench.rows, VOCABULARY)).astype(np.float32)
+        logits[3:4, 77] = np.nan
         bench.sample(rows, logits)
         tokens = bench.output("tokens", np.int32)[:, 0]
         logprobs = bench.output("logprobs", np.float32)[:, 0]
         ids = bench.output("top_ids", np.int32, TOP)
-        assert tokens[3] == -1
+        assert (tokens[3:4] == -1).all()
         for i, row in enumerate(rows):
             token, logprob, top = on_host(host, row, (seen[0], seen[1]), logits[i])
             wrong += token != tokens[i]
@@ -130,19 +139,20 @@ def test_random_rows_are_sampled_as_on_the_host(bench: Bench) -> None:
             assert logprobs[i] == pytest.approx(logprob, abs=1e-4)
             assert ids[i, : len(top)].tolist() == [token for token, _ in top]
     # The two sum masses differently, so that a draw on the edge of two tokens may differ.
-    assert wrong <= 2, f"{wrong} of {20 * ROWS} rows"
+    assert wrong <= 2, f"{wrong} of about {drawn} rows"
 
 
-def test_inactive_rows_are_left_and_every_launch_is_counted_once(bench: Bench) -> None:
-    rows = np.zeros(ROWS, SAMPLING_ROW)
+def test_inactive_rows_are_left_and_every_launch_is_counted_once(sized_bench: Bench) -> None:
+    bench = sized_bench
+    rows = np.zeros(bench.rows, SAMPLING_ROW)
     rows["repetition_penalty"] = rows["top_p"] = 1.0
     rows["flags"][::2] = ACTIVE
-    logits = np.zeros((ROWS, VOCABULARY), np.float32)
-    logits[np.arange(ROWS), np.arange(ROWS) + 5] = 1.0
+    logits = np.zeros((bench.rows, VOCABULARY), np.float32)
+    logits[np.arange(bench.rows), np.arange(bench.rows) + 5] = 1.0
     for launches in range(1, 4):
         bench.sample(rows, logits)
         tokens = bench.output("tokens", np.int32)[:, 0]
-        assert tokens[::2].tolist() == list(range(5, 21, 2))
+        assert tokens[::2].tolist() == list(range(5, 5 + bench.rows, 2))
         assert not tokens[1::2].any()
         assert bench.completed(DECODE) == launches
     assert bench.completed(PREFILL) == 0

@@ -16,7 +16,14 @@ struct SoleLane {
     static void sync() {}
     static uint64_t sum(uint64_t value) { return value; }
     static uint64_t max(uint64_t value) { return value; }
-    static uint64_t scan(uint64_t) { return 0; }
+    template <uint32_t kCount>
+    static void sums(uint64_t (&)[kCount]) {}
+    static Share share(uint64_t value) { return {0, value}; }
+    static constexpr uint32_t kBatch = 2;
+    static constexpr uint32_t width() { return 1; }
+    static Share group_share(uint64_t value) { return {0, value}; }
+    static uint64_t of_first(uint64_t value) { return value; }
+    SoleLane& local() { return *this; }
     static void add(uint32_t* word, uint32_t value) { *word += value; }
     static void add(float* word, float value) { *word += value; }
     static void set_bits(uint32_t* word, uint32_t bits) { *word |= bits; }
@@ -33,9 +40,11 @@ void sample_row(Block& block, const EngineTables& engine, const PhaseBuffers& bu
 }  // namespace blink
 
 // Samples the active ones of the first `count` rows of a phase; `logits` [count, stride] stay as
-// they are. With `lanes` above 1 each row is sampled by so many threads, as by a GPU's block.
+// they are. With `lanes` above 1 each row is sampled by so many threads, as by a GPU's: in so many
+// blocks, and in groups of `width`.
 extern "C" void blink_sample_rows(const blink::EngineTables* engine, uint32_t phase, uint32_t count,
-                                  const float* logits, uint64_t stride, uint32_t lanes) {
+                                  const float* logits, uint64_t stride, uint32_t lanes, uint32_t blocks,
+                                  uint32_t width) {
     using namespace blink;
     const PhaseBuffers& buffers = engine->buffers[phase];
     const uint32_t size = engine->vocabulary_size;
@@ -51,7 +60,8 @@ extern "C" void blink_sample_rows(const blink::EngineTables* engine, uint32_t ph
             SoleLane lane;
             sample_row(lane, *engine, buffers, i, values, space);
         } else {
-            run_lanes(lanes, [&](Lane& lane) { sample_row(lane, *engine, buffers, i, values, space); });
+            run_lanes({lanes, blocks, width},
+                      [&](Lane& lane) { sample_row(lane, *engine, buffers, i, values, space); });
         }
     }
 }

@@ -73,17 +73,25 @@ class SourceSampler:
 class CompiledSampling:
     """Fulfils `HostSampling`; releases the interpreter lock while it works.
 
-    `lanes`: so many threads sample a row, as a GPU's block does; for tests.
+    `cut`: so many threads sample a row, in so many blocks, and in groups of so many, as a GPU's do;
+    for tests.
     """
 
-    def __init__(self, engine: _native.HostEngine, library: Path, *, lanes: int = 1) -> None:
+    def __init__(
+        self,
+        engine: _native.HostEngine,
+        library: Path,
+        *,
+        cut: tuple[int, int, int] = (1, 1, 1),
+    ) -> None:
         self._engine = engine  # its tables are used
-        self._lanes = lanes
+        self._cut = cut
         self._sample = ctypes.CDLL(str(library)).blink_sample_rows
         self._sample.restype = None
         self._sample.argtypes = [
             *(ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32),
-            *(ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32),
+            *(ctypes.c_void_p, ctypes.c_uint64),
+            *(ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32),
         ]
 
     def sample(self, phase: int, count: int, logits: npt.NDArray[np.float32]) -> None:
@@ -94,7 +102,7 @@ class CompiledSampling:
         if logits.shape[1] > MAX_VOCABULARY:
             raise EngineFailure(f"a sampler takes vocabularies up to {MAX_VOCABULARY}")
         address, stride = logits.ctypes.data, logits.shape[1]
-        self._sample(self._engine.tables_address, phase, count, address, stride, self._lanes)
+        self._sample(self._engine.tables_address, phase, count, address, stride, *self._cut)
 
 
 def _constant(name: str, value: Any) -> str:

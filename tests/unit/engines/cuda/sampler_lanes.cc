@@ -1,7 +1,8 @@
 // Samples random rows with the thread block's sampler, its lanes being threads, and compares each
 // with the host's sampler: tokens and ids must be equal, log-probabilities close.
 //
-// usage: sampler_lanes LANES SEED ROWS
+// usage: sampler_lanes LANES BLOCKS WIDTH SEED ROWS; with a WIDTH of 32 the GPU's own lanes, as fibers,
+// whatever LANES is
 #include <bit>
 #include <cmath>
 #include <cstdio>
@@ -13,6 +14,7 @@
 #include "blink/sampler_host.h"
 #include "blink/thread_lanes.h"
 #include "grammar_cases.h"
+#include "sampler_fibers.h"
 
 namespace blink {
 namespace {
@@ -112,14 +114,18 @@ void point(Case& c) {
 }
 
 // Leaves the adjusted logits in `c`.
-Outputs sample_by_lanes(Case& c, const EngineTables& engine, uint32_t count) {
+Outputs sample_by_lanes(Case& c, const EngineTables& engine, const LaneCut& cut) {
     point(c);
     Outputs found;
     const PhaseBuffers buffers = found.buffers(&c.row);
     std::vector<uint64_t> scratch(c.logits.size(), 0xABABABABABABABABull);
-    run_lanes(count, [&](Lane& lane) {
-        BlockSampler<Lane>(lane, engine, c.row, c.logits.data(), scratch.data()).sample(buffers, 0);
-    });
+    const auto sample = [&]<class Block>(Block& block) {
+        BlockSampler<Block>(block, engine, c.row, c.logits.data(), scratch.data()).sample(buffers, 0);
+    };
+    if (cut.width == 32)
+        FiberPort::run(cut.blocks, static_cast<uint32_t>(c.row.seed), sample);
+    else
+        run_lanes(cut, sample);
     found.state = c.row.grammar_state;
     return found;
 }
@@ -169,9 +175,10 @@ bool agree(const Outputs& a, const Outputs& b, const Case& c) {
 
 int main(int, char** arguments) {
     using namespace blink;
-    const auto lanes = static_cast<uint32_t>(std::atoi(arguments[1]));
-    Cases cases(static_cast<uint32_t>(std::atoi(arguments[2])));
-    const int rows = std::atoi(arguments[3]);
+    const auto number = [arguments](int i) { return static_cast<uint32_t>(std::atoi(arguments[i])); };
+    const LaneCut cut{number(1), number(2), number(3)};
+    Cases cases(number(4));
+    const int rows = std::atoi(arguments[5]);
     const std::vector<int32_t> eos{2, 5};
     EngineTables engine{};
     engine.eos_token_ids = eos.data();
@@ -181,7 +188,7 @@ int main(int, char** arguments) {
         engine.vocabulary_size = kVocabularies[i % 3];
         Case c = cases.next(engine.vocabulary_size);
         const Outputs expected = sample_on_host(c, engine.vocabulary_size, eos);
-        const Outputs found = sample_by_lanes(c, engine, lanes);
+        const Outputs found = sample_by_lanes(c, engine, cut);
         drawn += c.row.temperature > 0.0f && expected.token >= 0;
         refused += expected.token < 0;
         constrained += !c.grammar.empty() && expected.token >= 0;

@@ -1,13 +1,19 @@
 // The default sampler for a thread block: the semantics of sampler_host.h, one block a row.
 //
-// One source for the GPU and, lane by lane, for the host that tests it. What a Block must offer:
+// One source for the GPU, where a row has one thread block or a cluster of them, and, lane by lane,
+// for the host that tests it. What a Block must offer:
 //
 //   lane(), lanes(), sync()
-//   sum(u64), max(u64)              over all lanes, told to all
-//   scan(u64)                       sum of the lanes before this one
-//   add(u32*, v), set_bits(u32*, v) atomic within the block
+//   sum(u64), max(u64), sums(u64[]) over all lanes, told to all
+//   share(u64)                      sums of the lanes before this one and of all
+//   width()                         lanes of a group: lane / width() is its number
+//   group_share(u64)                as share, of the lanes of a group; all of a group call it
+//   of_first(u64)                   what the first lane of the group has
+//   local()                         itself, or of a cluster the lanes of one block, as such a Block
+//   kBatch                          four logits each, that a lane has under way at most
+//   add(u32*, v), set_bits(u32*, v) atomic among all lanes
 //   take(u32*)                      atomic: reads and leaves 0
-//   add(float*, v)                  atomic within the block
+//   add(float*, v)                  atomic among all lanes
 #pragma once
 
 #include "provisioned.h"
@@ -26,7 +32,7 @@ class BlockSampler : protected RowMasses<Block> {
     using Masses = RowMasses<Block>;
     using Masses::best_;
     using Masses::block_;
-    using Masses::count_from;
+    using Masses::first_id;
     using Masses::greatest_key;
     using Masses::id_of;
     using Masses::inverse_;
@@ -38,9 +44,9 @@ class BlockSampler : protected RowMasses<Block> {
     using Masses::scratch_;
     using Masses::size_;
     using Masses::survey;
-    using Masses::visit;
-    using typename Masses::AllTokens;
-    using typename Masses::ListedTokens;
+    using Masses::value_of;
+    using Masses::walk;
+    using Masses::walk_list;
     using typename Masses::Survey;
 
   public:
@@ -54,7 +60,7 @@ class BlockSampler : protected RowMasses<Block> {
         const uint64_t top = best_key();
         int32_t token = -1;
         if (top != 0) {
-            best_ = logits_[id_of(top)];
+            best_ = value_of(top);
             token = row_.temperature == 0.0f ? static_cast<int32_t>(id_of(top)) : draw();
             if (row_.logprobs != 0) write_logprobs(buffers, index, token);
         }
@@ -70,15 +76,15 @@ class BlockSampler : protected RowMasses<Block> {
         const auto* bias = reinterpret_cast<const int32_t*>(row_.bias);
         for (uint32_t i = lane; i < row_.bias_count; i += lanes)
             if (inside(bias[2 * i])) block_.add(logits_ + bias[2 * i], reinterpret_cast<const float*>(bias)[2 * i + 1]);
-        block_.sync();
+        if (row_.bias_count != 0) block_.sync();
         if (row_.repetition_penalty != 1.0f || row_.presence_penalty != 0.0f || row_.frequency_penalty != 0.0f)
             penalize();
         const bool constrained = row_.grammar_words != 0;
         if ((row_.flags & kSamplingSuppressEnd) != 0 && !constrained) {
             forbid(reinterpret_cast<const int32_t*>(row_.stop), row_.stop_count);
             if ((row_.flags & kSamplingKeepEos) == 0) forbid(engine_.eos_token_ids, engine_.eos_count);
+            block_.sync();
         }
-        block_.sync();
         if (constrained)
             GrammarMask<Block>(block_, engine_.eos_token_ids, engine_.eos_count, size_, row_)
                 .apply(logits_, reinterpret_cast<float*>(scratch_));
@@ -129,16 +135,16 @@ class BlockSampler : protected RowMasses<Block> {
     // The best token's key; 0 where a logit is NaN or infinite, or none is above minus infinity.
     BLINK_DEV uint64_t best_key() {
         float best = -infinity();
-        uint32_t at = block_.lane();
+        uint32_t at = first_id();
         bool bad = false;
-        visit(block_.lane(), size_, block_.lanes(), [&](uint32_t id, float logit) {
+        this->visit_often([&](uint32_t id, float logit) {
             bad |= !(logit < infinity());
             at = logit > best ? id : at;
             best = logit > best ? logit : best;
         });
-        const uint64_t mine = at < size_ ? key(best, at) : 0;
+        const uint64_t mine = at < this->end_ ? key(best, at) : 0;
         const uint64_t top = block_.max(bad ? ~uint64_t{0} : mine);
-        if (top == ~uint64_t{0} || logits_[id_of(top)] == -infinity()) return 0;
+        if (top == ~uint64_t{0} || value_of(top) == -infinity()) return 0;
         return top;
     }
 
@@ -146,25 +152,33 @@ class BlockSampler : protected RowMasses<Block> {
         // A reciprocal of infinity would turn the best logit's zero distance into NaN.
         inverse_ = fminf(1.0f / row_.temperature, 3.402823466e38f);
         const float uniform = uniform_at(row_.seed, row_.position);
-        if (row_.min_p <= 0.0f && row_.top_k <= 0 && row_.top_p >= 1.0f)
-            return this->walk(size_, uniform, AllTokens{*this});
+        if (row_.min_p <= 0.0f && row_.top_k <= 0 && row_.top_p >= 1.0f) return walk(uniform);
         const Survey found = survey(row_.min_p);
         const uint64_t wanted = least(static_cast<uint64_t>(row_.top_k), found.counts[kBars - 1]);
-        uint32_t bar = 0;
-        while (bar + 1 < kBars &&
-               !(row_.top_k > 0 ? found.counts[bar] >= wanted : is_share(found.masses[bar], found.masses[kBars - 1])))
-            bar += 1;
-        const uint32_t listed = list(found.bars[bar], [this](float weight, float) { return weight; });
-        uint64_t lowest = 0, within = found.masses[kBars - 1];
+        const uint64_t whole = found.masses[kBars - 1];
+        const float bar = found.highest(
+            [&](uint32_t j) { return row_.top_k > 0 ? found.counts[j] >= wanted : is_share(found.masses[j], whole); });
+        const uint32_t listed = list(bar, [](float weight, float) { return weight; });
+        if (listed <= kShortList) return draw_listed(block_.local(), listed, uniform, wanted, whole);
+        return draw_listed(block_, listed, uniform, wanted, whole);
+    }
+
+    // `wanted` of the listed tokens, of all tokens' mass `whole`. All of `lanes`.
+    template <class Lanes>
+    BLINK_DEV int32_t draw_listed(Lanes& lanes, uint32_t listed, float uniform, uint64_t wanted, uint64_t whole) {
+        uint64_t lowest = 0;
         if (row_.top_k > 0) {
-            lowest = greatest_key([&](uint64_t k) { return count_from(k, listed) >= wanted; });
-            within = mass_from(lowest, listed);
+            lowest = greatest_key(
+                lanes, listed, [](uint64_t) { return uint64_t{1}; }, [&](uint64_t count) { return count >= wanted; });
+            whole = mass_from(lanes, lowest, listed);
         }
         if (row_.top_p < 1.0f) {
-            const uint64_t top = greatest_key([&](uint64_t k) { return is_share(mass_from(k, listed), within); });
+            const uint64_t top = greatest_key(
+                lanes, listed, [](uint64_t key) { return Masses::mass_of(key); },
+                [&](uint64_t mass) { return is_share(mass, whole); });
             lowest = top > lowest ? top : lowest;
         }
-        return this->walk(listed, uniform, ListedTokens{*this, lowest});
+        return walk_list(lanes, listed, uniform, lowest);
     }
 
     // Do tokens of this mass reach top_p of `whole`? At least one token always does.
@@ -178,21 +192,31 @@ class BlockSampler : protected RowMasses<Block> {
         const Survey found = survey(0.0f);
         const double total = static_cast<double>(found.masses[kBars - 1]) / static_cast<double>(kMassScale);
         const float log_total = best_ + static_cast<float>(log(total));
-        const auto top = static_cast<uint32_t>(least(row_.logprobs - 1, least(size_, kMaxTopLogprobs)));
+        const auto top = least(row_.logprobs - 1, least(size_, uint32_t{kMaxTopLogprobs}));
         if (block_.lane() == 0) buffers.output_logprobs[index] = logits_[token] - log_total;
         if (top == 0) return;
-        uint32_t bar = 0;
-        while (bar + 1 < kBars && found.counts[bar] < top) bar += 1;
-        const uint32_t listed = list(found.bars[bar], [](float, float logit) { return logit; });
+        const float bar = found.highest([&](uint32_t j) { return found.counts[j] >= top; });
+        const uint32_t listed = list(bar, [](float, float logit) { return logit; });
+        if (listed <= kShortList)
+            write_listed(block_.local(), buffers, index, listed, top, log_total);
+        else
+            write_listed(block_, buffers, index, listed, top, log_total);
+    }
+
+    template <class Lanes>
+    BLINK_DEV void write_listed(Lanes& lanes, const PhaseBuffers& buffers, uint32_t index, uint32_t listed,
+                                uint32_t top, float log_total) {
         uint64_t last = ~uint64_t{0};
+#pragma unroll 1
         for (uint32_t k = 0; k < top; ++k) {
             uint64_t best = 0;
-            for (uint32_t i = block_.lane(); i < listed; i += block_.lanes())
+#pragma unroll 1
+            for (uint32_t i = lanes.lane(); i < listed; i += lanes.lanes())
                 if (scratch_[i] < last && scratch_[i] > best) best = scratch_[i];
-            last = block_.max(best);
+            last = lanes.max(best);
             if (block_.lane() != 0) continue;
             buffers.output_top_ids[index * kMaxTopLogprobs + k] = static_cast<int32_t>(id_of(last));
-            buffers.output_top_logprobs[index * kMaxTopLogprobs + k] = logits_[id_of(last)] - log_total;
+            buffers.output_top_logprobs[index * kMaxTopLogprobs + k] = value_of(last) - log_total;
         }
     }
 

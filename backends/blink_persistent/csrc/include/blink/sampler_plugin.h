@@ -3,11 +3,11 @@
 //   template <class Block>
 //   BLINK_DEV int32_t choose(blink::Choice<Block>& choice);
 //
-// All lanes of a block call it together, and each gets the same token; code that depends on
-// choice.lane() alone must reach every call of mass() and draw(). One source is compiled for the GPU,
-// into the last kernel of each graph, and for the host. The server has applied bias, penalties,
-// suppressed end tokens and grammar before, takes the best token itself where the temperature is 0,
-// and writes the log-probabilities afterwards.
+// All lanes of a row, of one block or of several, call it together, and each gets the same token;
+// code that depends on choice.lane() alone must reach every call of mass() and draw(). One source is
+// compiled for the GPU, into the last kernel of each graph, and for the host. The server has applied
+// bias, penalties, suppressed end tokens and grammar before, takes the best token itself where the
+// temperature is 0, and writes the log-probabilities afterwards.
 //
 // Options are constants: config.json's "sampler_options" as option::<name>.
 #pragma once
@@ -49,7 +49,7 @@ class Choice : RowMasses<Block> {
     // All lanes.
     BLINK_DEV double mass(float floor) {
         uint64_t mine = 0;
-        this->visit(lane(), size(), lanes(), [&](uint32_t, float logit) {
+        this->template visit<kFew>([&](uint32_t, float logit) {
             const float w = Masses::weight(logit);
             mine += w >= floor ? Masses::mass(w) : 0;
         });
@@ -60,7 +60,8 @@ class Choice : RowMasses<Block> {
     // proportion to their weights. All lanes.
     BLINK_DEV int32_t draw(float floor) {
         const uint32_t listed = this->list(fminf(floor, 1.0f), [](float weight, float) { return weight; });
-        return this->walk(listed, uniform(), typename Masses::ListedTokens{*this, 0});
+        if (listed <= kShortList) return this->walk_list(this->block_.local(), listed, uniform(), 0);
+        return this->walk_list(this->block_, listed, uniform(), 0);
     }
 
     // A number that a request keeps from one token to the next; 0 for its first.
@@ -91,7 +92,7 @@ class PluginSampler : BlockSampler<Block> {
         const uint64_t top = this->best_key();
         int32_t token = -1;
         if (top != 0) {
-            this->best_ = this->logits_[this->id_of(top)];
+            this->best_ = this->value_of(top);
             token = static_cast<int32_t>(this->id_of(top));
             if (this->row_.temperature != 0.0f) {
                 Choice<Block> choice(this->block_, this->logits_, this->scratch_, this->size_, this->best_, this->row_);
