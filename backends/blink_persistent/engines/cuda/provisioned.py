@@ -24,6 +24,7 @@ from blink_persistent.engines.cuda.kernels.likely_cuts import likely_choices
 from blink_persistent.engines.cuda.kernels.primed import primed_on
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
+from blink_persistent.engines.cuda.library import leave_multiprocessors, load_products
 from blink_persistent.engines.cuda.memory import choose_block_count, most_sampled, most_tokens
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.options import CudaOptions
@@ -70,6 +71,7 @@ class CudaProvisioned(CapturedEngine):
             with limits.exclusive():
                 torch.cuda.init()
             with loading_in_slices(limits.exclusive):
+                load_products(self.device)
                 self._build(version, options, limits, progress)
             self.on_capture_thread(lambda: self._capture_first(progress))
             self.reset()
@@ -99,6 +101,7 @@ class CudaProvisioned(CapturedEngine):
 
     def _capture_first(self, progress: Progress) -> None:
         with self.gpu.exclusive():
+            leave_multiprocessors(SCHEDULERS_PROCESSORS)
             recorder = TorchRecorder()
         layers = self.decoder.weights.layers[:WARM_UP_LAYERS]
         short = replace(self.decoder, weights=replace(self.decoder.weights, layers=layers))
