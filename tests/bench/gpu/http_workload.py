@@ -68,9 +68,9 @@ def placements(options: argparse.Namespace) -> list[Placement]:
 
 
 def chunk_of(options: argparse.Namespace, model: str) -> int:
-    """As asked, or about so many tokens that their arithmetic takes as long as reading weights."""
+    """As asked, or as many as an import chooses."""
     experts = model in ARCHITECTURES and ARCHITECTURES[model].experts
-    return int(options.chunk or (1024 if experts else 256))
+    return int(options.chunk or (1024 if experts else 512))
 
 
 def grid_of(options: argparse.Namespace, chunk: int, form: str) -> GraphGrid:
@@ -227,7 +227,7 @@ def main() -> None:
     add("--model", action="append", choices=ARCHITECTURES, help="llama-3-8b by default")
     add("--prefill", action="append", choices=FORMS, help="both by default")
     add("--placement", action="append", choices=list(ALONE), help="both by default")
-    add("--chunk", type=int, help="prompt tokens for which decoding rows wait; 256, or 1024 (MoE)")
+    add("--chunk", type=int, help="prompt tokens for which decoding rows wait; 512, or 1024 (MoE)")
     add("--max-rows", type=int, default=128)
     add("--rate", type=float, default=12.0, help="requests a second")
     add("--seconds", type=float, default=15.0, help="of arrivals")
