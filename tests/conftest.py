@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Time no examples: that would tell what else the machine does."""
+    """Time no examples: that would tell what else the machine does. Have Ctrl-C interrupt, also
+    where a shell has started the tests in the background and has them ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.pluginmanager.hasplugin("hypothesispytest"):  # not in the guest, which is slow
         from hypothesis import HealthCheck, settings
 

@@ -6,7 +6,8 @@ import ctypes
 import threading
 
 import pytest
-import torch
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from blink_persistent.engines.cuda.library import leave_multiprocessors, load_products
 
