@@ -34,6 +34,7 @@ from typing import Any
 
 from blink_persistent.engines import TOKEN_GRANULARITY
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.build import default_chunk
 from blink_persistent.graph_grid import GraphGrid, fine_grid
 from blink_persistent.testing.gpu_server import MAX_SEQUENCES, VOCABULARY, write_gpu_version
 from blink_server.bench.interference import parse_cores
@@ -69,8 +70,8 @@ def placements(options: argparse.Namespace) -> list[Placement]:
 
 def chunk_of(options: argparse.Namespace, model: str) -> int:
     """As asked, or as many as an import chooses."""
-    experts = model in ARCHITECTURES and ARCHITECTURES[model].experts
-    return int(options.chunk or (1024 if experts else 512))
+    experts = ARCHITECTURES[model].experts if model in ARCHITECTURES else 0
+    return int(options.chunk or default_chunk(experts=experts))
 
 
 def grid_of(options: argparse.Namespace, chunk: int, form: str) -> GraphGrid:

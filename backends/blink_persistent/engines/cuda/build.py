@@ -59,6 +59,11 @@ def build_version(
     return BuildResult([] if shape else [WEIGHT_FILE], config, grid.to_json(), [held, memory])
 
 
+def default_chunk(*, experts: int) -> int:
+    """Prompt tokens of mixed steps where `limits.prefill_chunk` says nothing."""
+    return _CHUNK_WITH_EXPERTS if experts else _CHUNK
+
+
 def _choose_limits(architecture: Architecture, limits: Mapping[str, Any]) -> dict[str, Any]:
     """The limits asked for, and this engine's choice of what was not."""
     context = limits.get("context_length", min(architecture.context_length, _CONTEXT))
@@ -72,7 +77,7 @@ def _choose_limits(architecture: Architecture, limits: Mapping[str, Any]) -> dic
 
 
 def _grid(architecture: Architecture, limits: Mapping[str, Any]) -> GraphGrid:
-    chunk = limits.get("prefill_chunk", _CHUNK_WITH_EXPERTS if architecture.experts else _CHUNK)
+    chunk = limits.get("prefill_chunk", default_chunk(experts=architecture.experts))
     return fine_grid(
         limits["max_rows"],
         limits["max_prefill_tokens"],
