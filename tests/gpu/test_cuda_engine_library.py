@@ -9,16 +9,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from blink_persistent.engines.cuda.library import leave_multiprocessors, load_products
+from blink_persistent.engines.cuda.library import cublas, leave_multiprocessors, load_products
 
 pytestmark = pytest.mark.gpu
 
 
 def target() -> int:
     """Multiprocessors for which this thread's cuBLAS chooses; 0: all."""
-    library = ctypes.CDLL(f"libcublas.so.{str(torch.version.cuda).partition('.')[0]}")
+    library, handle = cublas()
     count = ctypes.c_int(-1)
-    handle = ctypes.c_void_p(torch.cuda.current_blas_handle())
     assert library.cublasGetSmCountTarget(handle, ctypes.byref(count)) == 0
     return count.value
 

@@ -7,6 +7,12 @@ import ctypes
 import torch
 
 
+def cublas() -> tuple[ctypes.CDLL, ctypes.c_void_p]:
+    """The library that PyTorch has loaded, and this thread's handle."""
+    name = f"libcublas.so.{str(torch.version.cuda).partition('.')[0]}"
+    return ctypes.CDLL(name), ctypes.c_void_p(torch.cuda.current_blas_handle())
+
+
 def leave_multiprocessors(count: int) -> None:
     """Have cuBLAS choose its kernels on this thread for a GPU with so many multiprocessors less.
 
@@ -14,9 +20,8 @@ def leave_multiprocessors(count: int) -> None:
     handle a thread; the setting lasts as long as the handle (cublasSetSmCountTarget).
     """
     processors = torch.cuda.get_device_properties().multi_processor_count
-    name = f"libcublas.so.{str(torch.version.cuda).partition('.')[0]}"
-    handle = ctypes.c_void_p(torch.cuda.current_blas_handle())
-    status = ctypes.CDLL(name).cublasSetSmCountTarget(handle, ctypes.c_int(processors - count))
+    library, handle = cublas()
+    status = library.cublasSetSmCountTarget(handle, ctypes.c_int(processors - count))
     if status != 0:
         raise RuntimeError(f"cublasSetSmCountTarget({processors - count}): status {status}")
 
