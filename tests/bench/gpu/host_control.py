@@ -1,7 +1,7 @@
 """The persistent scheduler against the same graphs driven by a host thread (paper, figure 3).
 
     python tests/bench/gpu/host_control.py OUTPUT_DIRECTORY [--nodes 390] [--step-us 0 1000 5000]
-    python tests/bench/gpu/host_control.py OUTPUT_DIRECTORY --model llama-3-8b
+    python tests/bench/gpu/host_control.py OUTPUT_DIRECTORY --model llama-3-8b [--alone]
 
 Method: the scripted engine, its graphs as long as a model's (`--nodes`, of which all but two are
 empty kernels), its steps at least `--step-us` (0: what the graph itself takes); or the engine
@@ -13,7 +13,9 @@ is nearly all prefill; what follows are decode steps, one less than tokens asked
 kinds: `spin` synchronizes and the driver spins, `block` synchronizes and the driver sleeps
 (CU_CTX_SCHED_BLOCKING_SYNC), `poll` asks the stream and reads the ring in between. Its thread is
 bound to one core; the hog is a process bound to that core that copies 64 MiB over and over, and for
-the persistent scheduler it runs there all the same. Every answer is checked: the scripted engine's
+the persistent scheduler it runs there all the same. Before every run the GPU rests: without that, a
+run at the power limit was 1 % longer behind one of full load than behind one that a hog had slowed,
+its prefill 8 %. Every answer is checked: the scripted engine's
 token by token, a model's for its length. Every round has all placements, each time another one
 first, so that a GPU which gets warm or meets its power limit does so for all of them. Ratios are of
 medians over the rounds, the control's makespan over the persistent scheduler's under the same
@@ -54,6 +56,7 @@ from blink_persistent.testing.scripted_request import ScriptedRequest
 from blink_persistent.testing.scripted_shape import ScriptedShape
 
 LOOK_SECONDS = 1e-3
+REST_SECONDS = 0.5
 PATIENCE_SECONDS = 60.0
 
 
@@ -209,19 +212,24 @@ class Served(NamedTuple):
 
 
 def measure(
-    name: str, harness: DeviceHarness, workloads: Sequence[Workload], number: int
+    name: str,
+    harness: DeviceHarness,
+    workloads: Sequence[Workload],
+    hogs: Sequence[bool],
+    number: int,
 ) -> list[dict[str, Any]]:
-    """All workloads under one placement, alone and with the hog; the first of all warms up."""
+    """All workloads under one placement, with and without the hog; the first of all warms up."""
     found = []
     others = os.sched_getaffinity(0) - {CONTROL_CORE}
     with bound_to({CONTROL_CORE}):
         harness.scheduler.launch()  # a host thread is started here and inherits the core
     with bound_to(others):
         Served.of(workloads[0], harness).spans(harness)
-        for workload, hogged in itertools.product(workloads, (False, True)):
+        for workload, hogged in itertools.product(workloads, hogs):
             served = Served.of(workload, harness)
             before = harness.ring.field("steps")
             with hog(hogged):
+                time.sleep(REST_SECONDS)
                 spans = served.spans(harness)
             found.append(
                 {
@@ -247,22 +255,29 @@ def report(results: list[dict[str, Any]], workloads: Sequence[Workload]) -> None
             *(float(np.median(times(f, workload, placement, hogged))) for f in Spans._fields)
         )
 
+    controls = [name for name in KINDS if any(r["placement"] == name for r in results)]
+    hogged = any(r["hog"] for r in results)
     for workload in workloads:
         own = times("makespan_us", workload, "device", hogged=False)
-        alone, hogged = (medians(workload, "device", each) for each in (False, True))
+        alone = medians(workload, "device", hogged=False)
         spread = (max(own) - min(own)) / 2 / alone.makespan_us
         cells = [f"{workload!s:>14} device {alone.makespan_us / 1e3:9.3f} ms +- {spread:.1%}"]
-        cells.append(f"hog {hogged.makespan_us / alone.makespan_us:.3f}")
-        for control in KINDS:
-            quiet, noisy = (medians(workload, control, each) for each in (False, True))
+        if hogged:
+            beside = medians(workload, "device", hogged=True)
+            cells.append(f"hog {beside.makespan_us / alone.makespan_us:.3f}")
+        for control in controls:
+            quiet = medians(workload, control, hogged=False)
             longer = quiet.makespan_us - alone.makespan_us
             first = quiet.first_tokens_us - alone.first_tokens_us
-            cells.append(
+            cell = (
                 f"{control} {quiet.makespan_us / alone.makespan_us:.3f}"
                 f" (first tokens {first / 1e3:+.2f} ms,"
                 f" then {(longer - first) / (workload.output - 1):+.1f} us a step)"
-                f" hog {noisy.makespan_us / hogged.makespan_us:.2f}"
             )
+            if hogged:
+                noisy = medians(workload, control, hogged=True)
+                cell += f" hog {noisy.makespan_us / beside.makespan_us:.2f}"
+            cells.append(cell)
         print(" | ".join(cells), flush=True)
 
 
@@ -270,12 +285,13 @@ def run(name: str, placements: dict[str, Make], arguments: argparse.Namespace) -
     """All placements, one after the other, in every round; keeps and reports what they took."""
     results: list[dict[str, Any]] = []
     workloads = WORKLOADS[: arguments.workloads]
-    names = list(placements)
+    hogs = (False,) if arguments.alone else (False, True)
+    names = ["device", *(arguments.control or KINDS)]
     for number in range(arguments.runs):
         first = number % len(names)
         for placement in names[first:] + names[:first]:
             with placements[placement]() as harness:
-                results += measure(placement, harness, workloads, number)
+                results += measure(placement, harness, workloads, hogs, number)
         (arguments.output / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
     print(name)
     report(results, workloads)
@@ -289,6 +305,8 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=390)
     parser.add_argument("--runs", type=int, default=3, help="rounds")
     parser.add_argument("--workloads", type=int, default=len(WORKLOADS), help="the first so many")
+    parser.add_argument("--alone", action="store_true", help="never with the hog")
+    parser.add_argument("--control", action="append", choices=list(KINDS), help="all by default")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     for model in arguments.model:
