@@ -161,7 +161,7 @@ def fine_grid(
     `granularity` in which tokens are looked up; at most half of its sequences are (they cost
     little). With `max_mixed_tokens` it has mixed keys too, of up to so many prompt tokens, of which
     at most 1/8 are padding; up to half of their rows are, beyond 8. 64 rows, 2,048 tokens and 8
-    sequences make 640 keys, 256 rows make 704; mixed keys of up to 512 tokens are 96 and 144 more.
+    sequences make 640 keys, 256 rows make 704; mixed keys of up to 608 tokens are 104 and 156 more.
     """
     return _grid(
         sizes_up_to(max_rows, 1, 32),

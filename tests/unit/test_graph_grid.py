@@ -66,8 +66,8 @@ def test_the_numbers_of_graphs_are_their_places() -> None:
 def test_a_fine_grid_has_as_many_keys_as_it_says(rows: int, keys: int) -> None:
     limits: dict[str, int] = {"max_sequences": 8, "granularity": 16}
     assert len(fine_grid(rows, 2048, **limits).keys) == keys
-    mixed = len(fine_grid(rows, 2048, **limits, max_mixed_tokens=512).keys) - keys
-    assert mixed == {64: 96, 128: 120, 256: 144}[rows]
+    mixed = len(fine_grid(rows, 2048, **limits, max_mixed_tokens=608).keys) - keys
+    assert mixed == {64: 104, 128: 130, 256: 156}[rows]
     assert keys + mixed <= _native.SHOWN_GRAPHS
 
 

@@ -228,7 +228,7 @@ def main() -> None:
     add("--model", action="append", choices=ARCHITECTURES, help="llama-3-8b by default")
     add("--prefill", action="append", choices=FORMS, help="both by default")
     add("--placement", action="append", choices=list(ALONE), help="both by default")
-    add("--chunk", type=int, help="prompt tokens for which decoding rows wait; 512, or 1024 (MoE)")
+    add("--chunk", type=int, help="prompt tokens for which decoding rows wait; 608, or 1024 (MoE)")
     add("--max-rows", type=int, default=128)
     add("--rate", type=float, default=12.0, help="requests a second")
     add("--seconds", type=float, default=15.0, help="of arrivals")

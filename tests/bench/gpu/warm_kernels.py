@@ -1,6 +1,6 @@
 """Compiles the kernels that other benchmarks need, in as many processes as there are cores.
 
-    python tests/bench/gpu/warm_kernels.py --model llama-3-8b [--rows 128] [--mixed 512] [--choices]
+    python tests/bench/gpu/warm_kernels.py --model llama-3-8b [--rows 128] [--mixed 608] [--choices]
 
 One process compiles them one after the other, which takes a minute for a whole grid. Steps of every
 key of the model's fine grid run on tensors without memory, for a Hopper GPU that need not be there;
@@ -282,7 +282,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", action="append", choices=ARCHITECTURES, required=True)
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument(
-        "--mixed", type=int, default=512, help="prompt tokens of mixed keys, 0: none"
+        "--mixed", type=int, default=608, help="prompt tokens of mixed keys, 0: none"
     )
     parser.add_argument("--choices", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count())

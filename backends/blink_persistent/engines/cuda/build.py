@@ -16,7 +16,7 @@ from blink_server.backend import BuildResult, ModelVersion
 from blink_server.importers.checkpoint import Architecture, Checkpoint
 
 _CONTEXT, _ROWS, _PREFILL_TOKENS, _SEQUENCES, _SLOTS = 8192, 64, 2048, 8, 4096
-_CHUNK, _CHUNK_WITH_EXPERTS = 512, 1024  # prompt tokens beside rows: measured on an H200
+_CHUNK, _CHUNK_WITH_EXPERTS = 608, 1024  # prompt tokens beside rows: measured on an H200
 _WARM_UP = {"prompt": "Hello", "max_tokens": 4}
 _WARM_UP_CONTEXT = 64  # that certainly holds it
 _KIB = 1 << 10

@@ -54,7 +54,7 @@ def test_what_is_built_is_what_is_served(tmp_path: Path) -> None:
         **{"context_length": 1000, "max_rows": 3, "max_prefill_tokens": 2048, "slots": 4096}
     }
     assert (grid.max_rows, grid.max_sequences, grid.max_prefill_tokens) == (3, 3, 2048)
-    assert (grid.mixed_sequences, grid.max_mixed_tokens) == (3, 512)
+    assert (grid.mixed_sequences, grid.max_mixed_tokens) == (3, 608)
     assert told[-1] == ("weights", 1.0)
     options = read_options(ModelVersion("m", 1, tmp_path, {**result.config, "eos_token_ids": []}))
     assert options.architecture == checkpoint.architecture
@@ -65,7 +65,7 @@ def test_what_is_built_is_what_is_served(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("experts", "limits", "tokens"),
     [
-        (0, {}, 512),
+        (0, {}, 608),
         (8, {}, 1024),
         (8, {"max_prefill_tokens": 512}, 512),
         (0, {"prefill_chunk": 128}, 128),

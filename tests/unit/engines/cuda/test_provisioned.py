@@ -112,6 +112,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     monkeypatch.setattr(provisioned, "torch", OnCpu())
     monkeypatch.setattr(step_tensors, "device_words", words)
     monkeypatch.setattr(provisioned, "device_words", words)
+    monkeypatch.setattr(provisioned, "load_products", lambda device: None)
+    monkeypatch.setattr(provisioned, "leave_multiprocessors", lambda count: None)
     monkeypatch.setattr(provisioned.CudaProvisioned, "_kernels", hold_fused)
     return made
 
