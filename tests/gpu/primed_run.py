@@ -12,13 +12,18 @@ import torch
 
 from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, AnyAttention
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
+from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cut
+from blink_persistent.engines.cuda.kernels.one_token_cut import OneTokenCut
+from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
 from blink_persistent.engines.cuda.kernels.primed import PrimedProducts
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
+from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
 from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Projected, Rotary
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
+from blink_persistent.engines.cuda.step_tensors import Workspace
 from blink_persistent.gpu.driver import Gpu
 from blink_server.testing.memory_checkpoint import tiny_architecture
 
@@ -98,6 +103,29 @@ def projected(rows: int, device: str) -> Projected:
     )
 
 
+def check_experts(gpu: Any) -> None:
+    shape = tiny_architecture(
+        family="qwen3_moe", hidden_size=512, intermediate_size=256, experts=21, experts_per_token=3
+    )
+    cut = OneTokenCut(PrimedCut(blocks=5, warps=4, stages=3, gated=True), sum_stages=2, scored=4)
+    experts = OneTokenExperts(gpu, shape, cut, device=DEVICE)
+    x, scores = torch.randn(1, 512).bfloat16(), torch.randn(1, 21)
+    gate_up = (torch.randn(21, 512, 512) / 512**0.5).bfloat16()
+    down = (torch.randn(21, 512, 256) / 256**0.5).bfloat16()
+    found, plain = (
+        Workspace.allocate(shape, 1, 1, device=device, dtype=torch.bfloat16).experts
+        for device in (DEVICE, "cpu")
+    )
+    found.scores.copy_(scores)
+    moved, *matrices = (tensor.to(DEVICE) for tensor in (x, gate_up, down))
+    for _ in range(2):
+        parts = experts.products(moved, matrices[0], matrices[1], found, chained=True)
+    reference = ReferenceKernels()
+    reference.choose_experts(scores, torch.zeros(1, dtype=torch.int32), plain)
+    expected = reference.expert_products(x, gate_up, down, plain).float().sum(dim=0)
+    check("experts of one token", parts.cpu().sum(dim=0), expected)
+
+
 def tables_of(rows: int) -> Any:
     return torch.arange(rows * MAX_BLOCKS).flip(0).view(rows, MAX_BLOCKS)
 
@@ -111,6 +139,7 @@ def check_attention(gpu: Any) -> None:
     for cut in (
         *(None, AttentionCut(warps=2, stages=1, programs=4)),
         *(DirectCut(), DirectCut(warps=2, clustered=True)),
+        *(EvenCut(warps=8, pairs=3, resident=1), EvenCut(warps=4, pairs=2, resident=2)),
     ):
         attention = PrimedAttention(gpu, SHAPE, cuts=_for_all(cut), **sizes)
         for rows in (1, 5):
@@ -135,6 +164,7 @@ def main() -> None:
             check_products(gpu, (1040, 512), gated=gated)
         check_norm(gpu)
         check_attention(gpu)
+        check_experts(gpu)
         torch.cuda.synchronize()
     print("all results are right")
 

@@ -10,8 +10,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES
+from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, AnyAttention
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
+from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Projected, Rotary
@@ -21,13 +22,15 @@ from blink_server.importers.checkpoint import Architecture
 
 pytestmark = pytest.mark.gpu
 
-BLOCK_SIZE, MAX_BLOCKS, CONTEXT = 64, 32, 2048
+BLOCK_SIZE, CONTEXT = 64, 2048
 BFLOAT16 = 1e-2  # ||difference|| / ||expected||
 LENGTHS = (1024, 0, 1, 17, 65, 2048, 500, 63)
 CUTS = [
     *(None, AttentionCut(warps=4, stages=1, programs=4), AttentionCut(warps=8, stages=1)),
     *(DirectCut(programs=3), DirectCut(clustered=True), DirectCut(warps=8, resident=2)),
     DirectCut(warps=8, resident=1, clustered=True, most=8),
+    *(EvenCut(warps=8, pairs=6, resident=1), EvenCut(warps=4, pairs=3, resident=2)),
+    *(EvenCut(warps=8, pairs=4, resident=1), EvenCut(warps=4, pairs=2, resident=2)),
 ]
 
 
@@ -40,7 +43,9 @@ def hopper() -> None:
 class Row:
     """The inputs of one step's attention."""
 
-    def __init__(self, shape: Architecture, rows: int, parts: int) -> None:
+    def __init__(
+        self, shape: Architecture, rows: int, parts: int, block_size: int = BLOCK_SIZE
+    ) -> None:
         def randn(*size: int, dtype: Any = torch.float32) -> Any:
             return torch.randn(size, device="cuda", dtype=dtype)
 
@@ -49,13 +54,14 @@ class Row:
         width = (shape.heads + 2 * shape.kv_heads) * size
         lengths = [LENGTHS[row % len(LENGTHS)] for row in range(rows)]
         self.lengths = torch.tensor(lengths, device="cuda", dtype=torch.int32)
-        order = torch.randperm(rows * MAX_BLOCKS, device="cuda").int()
-        self.tables = order.view(rows, MAX_BLOCKS)
-        pages = rows * MAX_BLOCKS, shape.kv_heads, BLOCK_SIZE, size
+        max_blocks = CONTEXT // block_size
+        order = torch.randperm(rows * max_blocks, device="cuda").int()
+        self.tables = order.view(rows, max_blocks)
+        pages = rows * max_blocks, shape.kv_heads, block_size, size
         self.keys, self.values = randn(*pages, dtype=bf16), randn(*pages, dtype=bf16)
         last = (self.lengths - 1).clamp(min=0)
-        block = self.tables.gather(1, (last // BLOCK_SIZE).long()[:, None])[:, 0]
-        entries = torch.where(self.lengths > 0, block * BLOCK_SIZE + last % BLOCK_SIZE, -1)
+        block = self.tables.gather(1, (last // block_size).long()[:, None])[:, 0]
+        entries = torch.where(self.lengths > 0, block * block_size + last % block_size, -1)
         norms = [torch.rand(size, device="cuda").to(bf16) + 0.5 for _ in range(2)]
         heads = Heads(
             heads=shape.heads,
@@ -94,13 +100,15 @@ def same(found: tuple[Any, Any, Any], expected: tuple[Any, Any, Any]) -> bool:
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("model", ["smollm2-135m", "llama-3-8b", "qwen2.5-7b", "qwen3-32b"])
-def test_it_attends_as_plain_pytorch_does(model: str, cut: AttentionCut | DirectCut | None) -> None:
+def test_it_attends_as_plain_pytorch_does(model: str, cut: AnyAttention | None) -> None:
     shape = ARCHITECTURES[model]
+    if isinstance(cut, EvenCut) and not cut.fits(shape.head_dim, shape.heads // shape.kv_heads):
+        pytest.skip("there is no room for its blocks")
     with Gpu() as gpu:
         sizes: dict[str, Any] = {"max_rows": 64, "processors": 131, "device": "cuda"}
         cuts = None if cut is None else dict.fromkeys(ROW_TILES, cut)
         primed = PrimedAttention(gpu, shape, cuts=cuts, **sizes)
-        for rows, parts in ((1, 4), (3, 1), (16, 2), (64, 2)):
+        for rows, parts in ((1, 4), (3, 1), (16, 2), (33, 1), (64, 2)):
             row = Row(shape, rows, parts)
             expected = row.attend(ReferenceKernels().attend_new)
             for _ in range(3):  # what blocks count is left as it was
@@ -108,11 +116,37 @@ def test_it_attends_as_plain_pytorch_does(model: str, cut: AttentionCut | Direct
         torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize("cut", [None, DirectCut(), DirectCut(clustered=True)], ids=str)
-def test_chained_after_what_it_reads_it_waits(cut: DirectCut | None) -> None:
+@pytest.mark.parametrize("processors", [131, 100, 3])
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256])
+def test_even_shares_are_right_on_any_gpu_and_in_blocks_of_any_size(
+    processors: int, block_size: int
+) -> None:
+    shape = ARCHITECTURES["llama-3-8b"]
+    few, many = EvenCut(warps=8, pairs=6, resident=1), EvenCut(warps=4, pairs=3, resident=2)
+    cuts = {8: few, 16: few, 32: many, 64: many}
+    with Gpu() as gpu:
+        sizes: dict[str, Any] = {"max_rows": 64, "processors": processors, "device": "cuda"}
+        even = PrimedAttention(gpu, shape, cuts=cuts, **sizes)
+        for rows in (2, 9, 16, 17, 32, 63):
+            row = Row(shape, rows, 1, block_size)
+            expected = row.attend(ReferenceKernels().attend_new)
+            for _ in range(2):
+                assert same(row.attend(even, chained=False), expected)
+        torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("cut", "rows"),
+    [
+        *((None, 1), (DirectCut(), 1), (DirectCut(clustered=True), 1)),
+        *((EvenCut(warps=8, pairs=6, resident=1), 8), (EvenCut(warps=4, pairs=3, resident=2), 7)),
+    ],
+    ids=str,
+)
+def test_chained_after_what_it_reads_it_waits(cut: AnyAttention | None, rows: int) -> None:
     """The projection is written by the kernel ahead, again and again, in one graph."""
     shape = ARCHITECTURES["llama-3-8b"]
-    row = Row(shape, 1, 2)
+    row = Row(shape, rows, 2)
     projections = [torch.randn_like(row.new.qkv) for _ in range(8)]
     with Gpu() as gpu:
         sizes: dict[str, Any] = {"max_rows": 8, "processors": 131, "device": "cuda"}

@@ -23,11 +23,6 @@ CASES = {  # cut, output features, inner elements
     "boxes": (WideCut(features=496, windows=1, stages=3, groups=4, blocks=131), 128256, 4096),
     "gated": (WideCut(features=112, stages=3, gated=True), 14336, 4096),
 }
-CLUSTERS = {
-    "splits": (WideCut(features=128, splits=4, stages=4, cluster=2), 4096, 14336),
-    "one split": (WideCut(features=48, stages=7, groups=1, cluster=2), 6144, 4096),
-    "gated": (WideCut(features=112, windows=1, stages=6, cluster=2, gated=True), 14336, 4096),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +34,6 @@ def hopper() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_product_is_pytorchs(case: str) -> None:
     check(*CASES[case], ROWS)
-
-
-@pytest.mark.parametrize("case", CLUSTERS)
-def test_so_is_that_of_clusters(case: str) -> None:
-    check(*CLUSTERS[case], [rows for rows in ROWS if row_tile(rows) != 8])
 
 
 def check(cut: WideCut, size: int, depth: int, numbers: list[int]) -> None:

@@ -4,13 +4,13 @@
 #include "blink/tiles_gpu.h"
 #include "blink/wide_product.h"
 
-#define BLINK_PRODUCT(NAME, TILE_ROWS, ROWS, WINDOWS, STAGES, GROUPS, CLUSTER, GATED, OUT)                       \
-    extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)                                           \
-        NAME(const __grid_constant__ blink::TensorMap weight, const __grid_constant__ blink::TensorMap x,        \
-             const blink::WideProductCall call) {                                                                \
-        blink::GpuTiles tiles(blink_shared);                                                                     \
-        blink::WideProduct<blink::GpuTiles, TILE_ROWS, ROWS, WINDOWS, STAGES, GROUPS, CLUSTER, GATED, OUT>::run( \
-            tiles, call, &weight, &x);                                                                           \
+#define BLINK_PRODUCT(NAME, TILE_ROWS, ROWS, WINDOWS, STAGES, GROUPS, GATED, OUT)                                    \
+    extern "C" __global__ void __launch_bounds__(128 * GROUPS + 64, 1)                                               \
+        NAME(const __grid_constant__ blink::TensorMap weight, const __grid_constant__ blink::TensorMap x,            \
+             const blink::WideProductCall call) {                                                                    \
+        blink::GpuTiles tiles(blink_shared);                                                                         \
+        blink::WideProduct<blink::GpuTiles, TILE_ROWS, ROWS, WINDOWS, STAGES, GROUPS, GATED, OUT>::run(tiles, call,  \
+                                                                                                       &weight, &x); \
     }
 
 extern __shared__ __align__(1024) unsigned char blink_shared[];

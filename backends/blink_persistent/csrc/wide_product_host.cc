@@ -1,4 +1,4 @@
-// The kernel of wide_product.h on a host, for tests, cluster after cluster. A text before this one
+// The kernel of wide_product.h on a host, for tests, block after block. A text before this one
 // defines BLINK_PRODUCTS as for wide_product_gpu.cu; each becomes a function of its name.
 #include "blink/tiles_host.h"
 #include "blink/wide_product.h"
@@ -6,13 +6,13 @@
 using blink::HostMap, blink::HostTiles, blink::TileCluster, blink::TileFaults, blink::WideProduct,
     blink::WideProductCall;
 
-template <class Kernel, uint32_t kRows, uint32_t kCluster, bool kGated>
+template <class Kernel, uint32_t kRows, bool kGated>
 int run(const uint16_t* x, const uint16_t* weight, uint32_t depth, const WideProductCall& call, bool copies_late,
         uint32_t seed, TileFaults* faults) {
     const HostMap weights{weight, depth, (kGated ? 2 : 1) * call.size, Kernel::kBoxRows, false};
-    const HostMap inputs{x, depth, call.rows, kRows / kCluster, true};
-    for (uint32_t first = 0; first < depth / call.share * call.blocks; first += kCluster) {
-        TileCluster cluster(first, kCluster, Kernel::kThreads / 32, Kernel::kSharedBytes, copies_late, seed + first);
+    const HostMap inputs{x, depth, call.rows, kRows, true};
+    for (uint32_t number = 0; number < depth / call.share * call.blocks; ++number) {
+        TileCluster cluster(number, 1, Kernel::kThreads / 32, Kernel::kSharedBytes, copies_late, seed + number);
         if (!cluster.run([&](HostTiles& tiles) { Kernel::run(tiles, call, &weights, &inputs); })) return 1;
         faults->early_reads += cluster.faults.early_reads;
         faults->outside += cluster.faults.outside;
@@ -23,12 +23,12 @@ int run(const uint16_t* x, const uint16_t* weight, uint32_t depth, const WidePro
 }
 
 // Returns the bytes of shared memory without a call.
-#define BLINK_PRODUCT(NAME, TILE_ROWS, ROWS, WINDOWS, STAGES, GROUPS, CLUSTER, GATED, OUT)                      \
+#define BLINK_PRODUCT(NAME, TILE_ROWS, ROWS, WINDOWS, STAGES, GROUPS, GATED, OUT)                               \
     extern "C" int NAME(const uint16_t* x, const uint16_t* weight, uint32_t depth, const WideProductCall* call, \
                         bool copies_late, uint32_t seed, TileFaults* faults) {                                  \
-        using Kernel = WideProduct<HostTiles, TILE_ROWS, ROWS, WINDOWS, STAGES, GROUPS, CLUSTER, GATED, OUT>;   \
+        using Kernel = WideProduct<HostTiles, TILE_ROWS, ROWS, WINDOWS, STAGES, GROUPS, GATED, OUT>;            \
         if (call == nullptr) return Kernel::kSharedBytes;                                                       \
-        return run<Kernel, ROWS, CLUSTER, GATED>(x, weight, depth, *call, copies_late, seed, faults);           \
+        return run<Kernel, ROWS, GATED>(x, weight, depth, *call, copies_late, seed, faults);                    \
     }
 
 BLINK_PRODUCTS

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut, direct_code
+from blink_persistent.engines.cuda.kernels.even_attention_cut import PAGE, EvenCut, even_code
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import (
     AttentionCall,
     AttentionCut,
@@ -24,9 +25,9 @@ try:
 except ImportError:
     driver = None
 
-AnyAttention = AttentionCut | DirectCut
+AnyAttention = AttentionCut | DirectCut | EvenCut
 _ANY_PAGES = 1 << 16  # as many as no test has
-_FAULTS = ("early_reads", "outside", "misaligned", "bank_conflicts")
+_FAULTS = ("early_reads", "outside", "misaligned", "bank_conflicts", "arrivals")
 
 
 class Faults(ctypes.Structure):
@@ -38,6 +39,16 @@ class Faults(ctypes.Structure):
         """Those that happened."""
         counts = {name: getattr(self, name) for name in _FAULTS}
         return {name: count for name, count in counts.items() if count}
+
+
+class HostMap(ctypes.Structure):
+    """What stands for a tensor map (tiles_host.h)."""
+
+    _fields_ = [
+        ("begin", ctypes.c_uint64),
+        *((name, ctypes.c_uint32) for name in ("depth", "rows", "box_rows")),
+        ("published", ctypes.c_bool),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +103,11 @@ class HostAttention:
         cuts = set(cuts)
         primed = {cut for cut in cuts if isinstance(cut, AttentionCut)}
         direct = {cut for cut in cuts if isinstance(cut, DirectCut)}
+        even = {cut for cut in cuts if isinstance(cut, EvenCut)}
         codes = {
             AttentionCut: ("primed_attention_host.cc", attention_code(primed, head_dim)),
             DirectCut: ("direct_attention_host.cc", direct_code(direct, head_dim)),
+            EvenCut: ("even_attention_host.cc", even_code(even, head_dim)),
         }
         self._head_dim = head_dim
         self._libraries = {
@@ -103,7 +116,8 @@ class HostAttention:
 
     def shared_bytes(self, cut: AnyAttention, heads: int) -> int:
         """What the kernel itself says it needs, for groups of so many heads."""
-        return int(self._kernel(cut)(None, heads, False, 0, None))
+        maps = (None, None) if isinstance(cut, EvenCut) else ()
+        return int(self._kernel(cut)(*maps, None, heads, False, 0, None))
 
     def _kernel(self, cut: AnyAttention) -> Any:
         return getattr(self._libraries[type(cut)], cut.kernel_name(self._head_dim))
@@ -117,6 +131,20 @@ class HostAttention:
         stuck = self._kernel(cut)(
             *(ctypes.byref(call), pages),
             *(ctypes.c_bool(way.copies_late), way.seed, ctypes.byref(faults)),
+        )
+        assert not stuck
+        assert not faults.found()
+
+    def run_even(
+        self, cut: EvenCut, call: AttentionCall, pages: int, blocks: int, way: Way = Way()
+    ) -> None:
+        """The same by so many blocks."""
+        entries, box_rows = pages * call.kv_heads * call.block_size, min(PAGE, call.block_size)
+        maps = [HostMap(at, self._head_dim, entries, box_rows) for at in (call.keys, call.values)]
+        faults = Faults()
+        stuck = self._kernel(cut)(
+            *map(ctypes.byref, (*maps, call)),
+            *(blocks, ctypes.c_bool(way.copies_late), way.seed, ctypes.byref(faults)),
         )
         assert not stuck
         assert not faults.found()
@@ -151,10 +179,16 @@ class HostGpu:
         library = compile_host_library(source.replace("_gpu.cu", "_host.cc"), prologue)
         return HostProgram(source, ctypes.CDLL(str(library)))
 
-    def call(self, name: str, *arguments: Any) -> None:
-        """A launch is made; what else there is does nothing."""
+    def call(self, name: str, *arguments: Any) -> Any:
+        """A launch is made, a tensor map is a `HostMap`; what else there is does nothing."""
+        if name == "cuTensorMapEncodeTiled":
+            _, _, begin, (depth, rows), _, (_, box_rows), *_ = arguments
+            encoded = driver.CUtensorMap()
+            found = HostMap(begin, int(depth), int(rows), int(box_rows))
+            ctypes.memmove(int(encoded.getPtr()), ctypes.byref(found), ctypes.sizeof(found))
+            return encoded
         if name != "cuLaunchKernelEx":
-            return
+            return None
         config, function, places, _ = arguments
         sizes = config.gridDimX, config.blockDimX, config.sharedMemBytes
         kinds = driver.CUlaunchAttributeID
@@ -164,8 +198,9 @@ class HostGpu:
         cluster = together.clusterDim.x if together is not None else 1
         self.launches.append(Launch(function.name, *sizes, chained=chained, cluster=cluster))
         faults = Faults()
-        assert not function.run(places, self._way, faults)
+        assert not function.run(places, config.gridDimX, self._way, faults)
         assert not faults.found()
+        return None
 
     def enqueue(self, function: Any, stream: Any, launch: Callable[[], object]) -> None:
         """At once."""
@@ -192,7 +227,7 @@ class HostFunction:
     source: str
     call: Any
 
-    def run(self, places: int, way: Way, faults: Faults) -> int:
+    def run(self, places: int, blocks: int, way: Way, faults: Faults) -> int:
         """With parameters at `places`, as the driver takes them."""
         late, seen = ctypes.c_bool(way.copies_late), ctypes.byref(faults)
         if self.source == "primed_product_gpu.cu":
@@ -200,8 +235,13 @@ class HostFunction:
             arrays = [ctypes.c_void_p.from_address(place) for place in at[:3]]
             sizes = [ctypes.c_uint32.from_address(place) for place in at[3:]]
             return int(self.call(*arrays, *sizes, late, way.seed, seen))
+        if self.source == "even_attention_gpu.cu":
+            pointers = map(ctypes.c_void_p, (ctypes.c_uint64 * 3).from_address(places))
+            return int(self.call(*pointers, blocks, late, way.seed, seen))
         parameters = ctypes.c_uint64.from_address(places).value
-        more = (_ANY_PAGES, late) if "attention" in self.source else ()
+        more: tuple[Any, ...] = (_ANY_PAGES, late) if "attention" in self.source else ()
+        if "experts" in self.source:
+            more = (late,)
         return int(self.call(ctypes.c_void_p(parameters), *more, way.seed, seen))
 
 

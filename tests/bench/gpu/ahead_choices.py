@@ -7,11 +7,13 @@ from typing import Any
 
 from blink_persistent.engines.cuda.kernels.choices import AheadCut, AnyAttention, Shape
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
+from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
 from blink_persistent.engines.cuda.kernels.likely_cuts import PROCESSORS
 from blink_persistent.engines.cuda.kernels.primed import AheadProducts
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
+from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut, is_attended
 from blink_persistent.engines.cuda.kernels.wide_cut import ALIGNMENT, WideCut
 from blink_persistent.gpu.driver import Gpu
+from blink_server.importers.checkpoint import Architecture
 
 LEAST_WIDE = 16  # rows of `ROW_TILES` from which wide products are tried
 MOST_SHARED_BYTES = 227 << 10  # that a block may have
@@ -23,6 +25,10 @@ WIDE_SPLITS = (1, 2, 4, 8)
 GATED_PASSES = (1, 2, 3, 4, 5)
 TRIED = 12
 
+EVEN_ATTENTIONS = (
+    *(EvenCut(8, 6, 1), EvenCut(8, 5, 1), EvenCut(8, 4, 1), EvenCut(4, 6, 1)),
+    *(EvenCut(4, 3, 2), EvenCut(4, 2, 2)),
+)
 ATTENTIONS: dict[int, tuple[AnyAttention, ...]] = {
     8: (
         DirectCut(warps=8, resident=1, clustered=True, most=8),
@@ -33,9 +39,25 @@ ATTENTIONS: dict[int, tuple[AnyAttention, ...]] = {
         AttentionCut(warps=8, stages=1, programs=2),
         DirectCut(programs=3),
         DirectCut(warps=8, resident=1),
+        *EVEN_ATTENTIONS,
     ),
+    32: EVEN_ATTENTIONS,
+    64: EVEN_ATTENTIONS,
 }
-"""By numbers of `ROW_TILES`: the best that were measured in steps of Llama-3-8B."""
+"""By numbers of `ROW_TILES`: the best that were measured in steps of Llama-3-8B, and for groups
+of more heads some of fewer pages."""
+
+
+def attentions_for(shape: Architecture, row_tile: int | None) -> list[AnyAttention]:
+    """Those of `ATTENTIONS` that there are for a model's heads."""
+    if row_tile is None or not is_attended(shape):
+        return []
+    size, group = shape.head_dim, shape.heads // shape.kv_heads
+    return [
+        cut
+        for cut in ATTENTIONS.get(row_tile, ())
+        if not isinstance(cut, EvenCut) or cut.fits(size, group)
+    ]
 
 
 class OneByOne:
@@ -116,7 +138,7 @@ def _cut(
 ) -> WideCut | None:
     """With as many stages as there is room for."""
     for stages in range(MOST_STAGES, LEAST_STAGES - 1, -1):
-        cut = WideCut(features, splits, windows, stages, groups, 1, gated, blocks)
+        cut = WideCut(features, splits, windows, stages, groups, gated, blocks)
         if cut.shared_bytes(row_tile) + ALIGNMENT <= MOST_SHARED_BYTES:
             return cut
     return None

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 import triton
-from ahead_choices import ATTENTIONS, OneByOne, wide_candidates
+from ahead_choices import OneByOne, attentions_for, wide_candidates
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels.choices import (
@@ -39,7 +39,6 @@ from blink_persistent.engines.cuda.kernels.fused import FusedKernels, product_sh
 from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
 from blink_persistent.engines.cuda.kernels.primed import MakePrimed, no_primed
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import is_attended
 from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm, primed_norm_for
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.step_tensors import KvCache, StepInputs, Workspace, empty_inputs
@@ -269,7 +268,7 @@ class Search:
     def attentions(self) -> None:
         """Those in CUDA C++, each with either norm."""
         shape, tile = self.bench.shape, row_tile(self.rows)
-        offers = ATTENTIONS.get(tile or 0, ()) if is_attended(shape) else ()
+        offers = attentions_for(shape, tile)
         norm = primed_norm_for(self.gpu, shape.hidden_size)
         self.attempt_attention(None, norm)
         for attention in offers:

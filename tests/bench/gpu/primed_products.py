@@ -30,8 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ahead_choices import ATTENTIONS as FEW_ATTENTIONS
-from ahead_choices import OneByOne, wide_candidates
+from ahead_choices import OneByOne, attentions_for, wide_candidates
 from engine_choices import (
     MAX_ROWS,
     MODELS,
@@ -53,7 +52,6 @@ from blink_persistent.engines.cuda.kernels.choices import (
     DecodeTiling,
     row_tile,
 )
-from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.hopper import HOPPER_CUTS
 from blink_persistent.engines.cuda.kernels.likely_cuts import (
@@ -199,7 +197,9 @@ class Contest:
         if is_attended(bench.shape):
             offers += ATTENTIONS
             offers += [
-                cut for cut in FEW_ATTENTIONS.get(self.tile, ()) if isinstance(cut, DirectCut)
+                cut
+                for cut in attentions_for(bench.shape, self.tile)
+                if not isinstance(cut, AttentionCut)
             ]
         shortest: tuple[float, Any] = (math.inf, None)
         for offer in offers:

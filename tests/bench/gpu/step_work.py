@@ -71,7 +71,8 @@ class CountingKernels:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernels, name)
 
-    def choose_experts(self, scores: Any, entries: Any, room: Any) -> None:
-        self._kernels.choose_experts(scores, entries, room)
-        chosen = room.chosen[: len(scores)]
-        self.experts += len(chosen[chosen >= 0].unique())
+    def route(self, *arguments: Any) -> None:
+        self._kernels.route(*arguments)
+        *_, entries, room = arguments
+        scores = room.scores[: len(entries)][entries >= 0]
+        self.experts += len(scores.topk(room.chosen.shape[1]).indices.unique())

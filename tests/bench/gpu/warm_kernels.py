@@ -25,7 +25,7 @@ from typing import Any
 import engine_choices as choices
 import torch
 import triton
-from ahead_choices import ATTENTIONS, OneByOne, wide_candidates
+from ahead_choices import OneByOne, attentions_for, wide_candidates
 from cuda.bindings import driver
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction, compute_cache_key
@@ -41,9 +41,9 @@ from blink_persistent.engines.cuda.kernels.hopper import (
     prefills_by_pages,
 )
 from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
+from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
 from blink_persistent.engines.cuda.kernels.primed import primed_on
 from blink_persistent.engines.cuda.kernels.primed_attention import load_attentions
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import is_attended
 from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
 from blink_persistent.engines.cuda.memory import most_sampled, most_tokens
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
@@ -156,9 +156,17 @@ def not_launched(*_: object, **__: object) -> None:
     """A product that reads ahead: it is no kernel of Triton's."""
 
 
-def run_grid(shape: Architecture, grid: GraphGrid) -> None:
-    """Every key's step."""
-    sizes = most_tokens(grid), most_sampled(grid)
+class OneToken(OneTokenExperts):
+    """Their products are no kernels of Triton's, either."""
+
+    def products(self, *_: object, **__: object) -> torch.Tensor:
+        return self._parts
+
+
+def run_grid(shape: Architecture, grid: GraphGrid, gpu: Gpu) -> None:
+    """Every key's step. `gpu` gets what is CUDA C++ where kernels of Triton's belong to it."""
+    sizes, found = (most_tokens(grid), most_sampled(grid)), measured_choices(shape, HOPPER)
+    experts = found.one_token_experts
     decoder = Decoder(
         architecture=shape,
         weights=fill_weights(shape, lambda name, part: None, **NOWHERE),
@@ -168,8 +176,9 @@ def run_grid(shape: Architecture, grid: GraphGrid) -> None:
         kernels=kernels_of(
             shape,
             grid.max_rows,
-            cuts=measured_choices(shape, HOPPER).cuts,
+            cuts=found.cuts,
             make_primed=lambda cuts: not_launched,
+            one_token_experts=experts and OneToken(gpu, shape, experts, device="meta"),
         ),
     )
     blocks = CONTEXT // BLOCK_SIZE
@@ -197,7 +206,7 @@ def compile_code_choices(shape: Architecture, gpu: Gpu) -> None:
             parts = {"gated": product.gated, "in_parts": product.in_parts}
             for cut in wide_candidates(product.shape, tile, **parts):
                 ahead.load(cut, tile)
-        for attention in ATTENTIONS.get(tile, ()) if is_attended(shape) else ():
+        for attention in attentions_for(shape, tile):
             load_attentions(gpu, {attention}, shape)
     primed_norm_for(gpu, shape.hidden_size)
 
@@ -261,7 +270,7 @@ def work(number: int, of: int, arguments: argparse.Namespace) -> tuple[int, int]
         for model in arguments.model:
             shape = replace(ARCHITECTURES[model], layers=LAYERS)
             for grid in grids(arguments):
-                run_grid(shape, grid)
+                run_grid(shape, grid, code)
             compile_code(shape, code)
             if arguments.choices:
                 run_choices(shape)

@@ -143,8 +143,17 @@ class Decoder:
         next_gains = [layer.input_norm for layer in layers[1:]] + [self.weights.norm]
         for number, (layer, next_gain) in enumerate(zip(layers, next_gains, strict=True)):
             delta = self._attention(number, layer, normed, mix)
-            self.kernels.add_norm(delta, layer.inner_norm, epsilon, residual, normed)
-            delta = self._mlp(layer, normed)
+            if layer.router is None:
+                self.kernels.add_norm(delta, layer.inner_norm, epsilon, residual, normed)
+                delta = self._mlp(layer, normed)
+            else:
+                self.kernels.route(
+                    *(delta, layer.inner_norm, epsilon, residual, normed),
+                    *(layer.router, work.entries[:t], work.experts),
+                )
+                delta = self.kernels.expert_products(
+                    normed, layer.gate_up, layer.down, work.experts
+                )
             self.kernels.add_norm(delta, next_gain, epsilon, residual, normed)
         return normed
 
@@ -167,15 +176,10 @@ class Decoder:
         return self.kernels.product(work.mixed[:t], layer.output, work.delta[:t])
 
     def _mlp(self, layer: LayerWeights, normed: Tensor) -> Tensor:
-        """What the layer's MLP, or its experts, add to the residual stream, [parts, t, hidden]."""
+        """What the layer's MLP adds to the residual stream, [parts, t, hidden]."""
         work, kernels, t = self.work, self.kernels, len(normed)
-        if layer.router is None:
-            kernels.gated_product(normed, layer.gate_up, work.gate_up[:t], work.inner[:t])
-            return kernels.product(work.inner[:t], layer.down, work.delta[:t])
-        scores = work.experts.scores[:t]
-        kernels.vocabulary_product(normed, layer.router, scores)
-        kernels.choose_experts(scores, work.entries[:t], work.experts)
-        return kernels.expert_products(normed, layer.gate_up, layer.down, work.experts)
+        kernels.gated_product(normed, layer.gate_up, work.gate_up[:t], work.inner[:t])
+        return kernels.product(work.inner[:t], layer.down, work.delta[:t])
 
     def _last_of(self, hidden: Tensor, count: int) -> Tensor:
         """The tokens that are sampled, [count, hidden]."""

@@ -21,6 +21,7 @@ from blink_persistent.engines.cuda.kernels.choices import StepChoices
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.hopper import measured_choices
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_choices
+from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
 from blink_persistent.engines.cuda.kernels.primed import primed_on
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
@@ -170,11 +171,14 @@ class CudaProvisioned(CapturedEngine):
         processors = properties.multi_processor_count - SCHEDULERS_PROCESSORS
         choices = step_choices(options, (properties.major, properties.minor), processors)
         sizes: dict[str, Any] = {"max_rows": grid.max_rows, "device": self.device}
-        attention = None
+        attention, experts = None, None
         if choices.attentions:
             attention = PrimedAttention(
                 self.gpu, architecture, processors=processors, cuts=choices.attentions, **sizes
             )
+        if choices.one_token_experts is not None:
+            cut = choices.one_token_experts
+            experts = OneTokenExperts(self.gpu, architecture, cut, device=self.device)
         return FusedKernels(
             architecture,
             capacity=self.limits.max_blocks * options.block_size,
@@ -184,6 +188,7 @@ class CudaProvisioned(CapturedEngine):
             make_primed=primed_on(self.gpu),
             primed_attention=attention,
             primed_norm=primed_norm_for(self.gpu, architecture.hidden_size, choices.norms),
+            one_token_experts=experts,
             **sizes,
         )
 

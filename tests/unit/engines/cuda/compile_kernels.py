@@ -48,7 +48,10 @@ INT_ARRAYS = {
     *("starts", "lengths", "tables", "positions", "entries", "cu_seqlens", "last"),
     *("token_ids", "chosen", "order", "block_experts"),
 }
-FLOAT_ARRAYS = {*("residual", "cos_table", "sin_table", "partial", "log_sums"), "scores", "shares"}
+FLOAT_ARRAYS = {
+    *("residual", "added", "cos_table", "sin_table", "partial", "log_sums"),
+    *("scores", "shares"),
+}
 
 
 def kind_of(name: str) -> str:
@@ -132,6 +135,8 @@ def compile_experts() -> None:
             tile = {"CHOSEN": 8, "TILE": tiling.features, "STEP": tiling.step, "GATED": gated}
             options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
             compile_kernel(grouped.grouped_product, block | tile, **options)
+    scored = {"SIZE": 2048, "TILE": 2048, "PARTS": 8, "EXPERTS": 128, "SCORED": 4}
+    compile_kernel(routing.norm_scores, scored, {"delta": "*fp32"}, num_warps=8)
 
 
 def compile_pages() -> None:

@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
 
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
+from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cuts
 from blink_persistent.engines.cuda.kernels.primed import AheadProducts, primed_on
@@ -37,6 +38,7 @@ BLOCK_SIZE, MAX_BLOCKS, CONTEXT = 32, 8, 256
 CUT = AttentionCut(warps=2, stages=2, programs=4)
 DIRECT = DirectCut(warps=2, programs=4)
 CLUSTERED = DirectCut(warps=2, programs=4, clustered=True)
+EVEN = EvenCut(warps=4, pairs=3, resident=2)
 BFLOAT16 = 2e-2  # ||difference|| / ||expected|| that bfloat16 arithmetic may make in few layers
 
 
@@ -127,7 +129,7 @@ def projected(rows: int) -> Projected:
 
 
 @pytest.mark.parametrize("lengths", [(70,), (200, 0, 33, 1)])
-@pytest.mark.parametrize("cut", [CUT, DIRECT, CLUSTERED], ids=str)
+@pytest.mark.parametrize("cut", [CUT, DIRECT, CLUSTERED, EVEN], ids=str)
 def test_attention_is_that_of_plain_pytorch(gpu: Any, cut: Any, lengths: tuple[int, ...]) -> None:
     torch.manual_seed(1)
     rows = len(lengths)
@@ -155,9 +157,10 @@ def test_attention_is_that_of_plain_pytorch(gpu: Any, cut: Any, lengths: tuple[i
     group = () if cut is CUT else (3,)
     shared, blocks = cut.shared_bytes(SHAPE.head_dim, *group), rows * SHAPE.kv_heads * splits
     cluster = splits if cut is CLUSTERED else 1
-    expected_launch = Launch(
-        cut.kernel_name(64), blocks, 64, shared, chained=False, cluster=cluster
-    )
+    if cut is EVEN:
+        shared, blocks = shared + 1024, 6
+    name, threads = cut.kernel_name(64), 160 if cut is EVEN else 64
+    expected_launch = Launch(name, blocks, threads, shared, chained=False, cluster=cluster)
     assert gpu.launches == [expected_launch]
 
 

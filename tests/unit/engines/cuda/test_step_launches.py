@@ -16,10 +16,12 @@ from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels import (
     decode_attention,
     fused,
+    grouped,
     located,
     norm,
     prefill_attention,
     rotary,
+    routing,
     stream,
     swiglu,
 )
@@ -82,6 +84,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Told:
         (decode_attention, "attend_split"),
         (decode_attention, "combine_splits"),
         (prefill_attention, "attend_tile"),
+        (routing, "choose_experts"),
+        (routing, "norm_scores"),
+        (routing, "sort_pairs"),
+        (grouped, "grouped_product"),
         (stream, "stream_product"),
         (swiglu, "swiglu"),
     ):
@@ -139,16 +145,16 @@ LLAMA = {
         *("add_norm", "blink_gated_14_1_8_4_3", "blink_product_8_1_8_4_6", "add_norm"),
     ],
     16: [
-        *("blink_wide_96_16_1_10_1_1", *TRITONS, "combine_splits", "blink_wide_128_16_2_4_2_1"),
-        *("add_norm", "blink_wide_gated_112_16_1_6_2_1", "blink_wide_256_16_1_5_2_1", "add_norm"),
+        *("blink_wide_96_16_1_10_1", "blink_even_4_128_3_2", "blink_wide_128_16_1_12_2"),
+        *("add_norm", "blink_wide_gated_112_16_1_6_2", "blink_wide_128_16_1_12_2", "add_norm"),
     ],
     32: [
-        *("blink_wide_96_32_1_10_1_1", *TRITONS, "combine_splits", "blink_wide_64_32_2_6_1_1"),
-        *("add_norm", "blink_wide_gated_112_32_1_6_2_1", "blink_wide_64_32_2_6_1_1", "add_norm"),
+        *("blink_wide_96_32_1_10_1", "blink_even_4_128_3_2", "blink_wide_64_32_2_6_1"),
+        *("add_norm", "blink_wide_gated_56_32_1_12_1", "blink_wide_64_32_2_6_1", "add_norm"),
     ],
     64: [
-        *("blink_wide_96_64_1_10_1_1", *TRITONS, "blink_wide_64_64_2_6_1_1"),
-        *("add_norm", "blink_wide_gated_56_64_2_5_1_1", "blink_wide_64_64_2_6_1_1", "add_norm"),
+        *("blink_wide_96_64_1_10_1", "blink_even_4_128_3_2", "blink_wide_64_64_2_6_1"),
+        *("add_norm", "blink_wide_gated_56_64_2_5_1", "blink_wide_64_64_2_6_1", "add_norm"),
     ],
 }  # as measured: tests/bench/results/gpu-2026-11-30
 
@@ -158,11 +164,32 @@ def test_a_step_of_llama_is_the_one_that_was_measured(gpu: Told, rows: int) -> N
     assert launches(gpu, "llama-3-8b", rows) == [*BEGIN, *LLAMA[rows], "stream_product"]
 
 
+QWEN_30B = {
+    1: [
+        *("blink_product_10_1_8_4_3", "blink_cluster_4_128_3", "blink_product_8_1_8_4_4"),
+        *("norm_scores", "blink_expert_gate", "blink_expert_sum", "add_norm"),
+    ],
+    8: [
+        *("blink_product_10_1_8_4_3", *TRITONS, "combine_splits", "blink_product_8_1_8_4_4"),
+        *("add_norm", "stream_product", "choose_experts", "sort_pairs"),
+        *("grouped_product", "grouped_product", "add_norm"),
+    ],
+    16: [
+        *("stream_product", *TRITONS, "combine_splits", "stream_product"),
+        *("add_norm", "stream_product", "choose_experts", "sort_pairs"),
+        *("grouped_product", "grouped_product", "add_norm"),
+    ],
+}
+
+
+@pytest.mark.parametrize("rows", QWEN_30B)
+def test_the_experts_of_one_token_have_kernels_of_their_own(gpu: Told, rows: int) -> None:
+    assert launches(gpu, "qwen3-30b-a3b", rows) == [*BEGIN, *QWEN_30B[rows], "stream_product"]
+
+
 @pytest.mark.parametrize(("rows", "like"), [(9, 16), (17, 32), (33, 64)])
 def test_rows_between_have_what_the_next_larger_ones_have(gpu: Told, rows: int, like: int) -> None:
-    found = [name for name in launches(gpu, "llama-3-8b", rows) if name != "combine_splits"]
-    layer = [name for name in LLAMA[like] if name != "combine_splits"]
-    assert found == [*BEGIN, *layer, "stream_product"]
+    assert launches(gpu, "llama-3-8b", rows) == [*BEGIN, *LLAMA[like], "stream_product"]
 
 
 def test_two_to_eight_rows_have_tritons_attention(gpu: Told) -> None:

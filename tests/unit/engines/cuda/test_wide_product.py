@@ -22,7 +22,7 @@ from blink_persistent.testing.wide_host import HostWideProducts
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
-# Rows, output features, inner elements; several passes, tiles and clusters that are not full.
+# Rows, output features, inner elements; several passes, tiles that are not full.
 CASES = {
     "one row": (WideCut(features=48, splits=2, stages=3, groups=1), 1, 96, 1024),
     "the smallest": (WideCut(features=8, windows=1, stages=2, groups=1), 3, 8, 64),
@@ -31,18 +31,18 @@ CASES = {
     "passes": (WideCut(features=64, stages=2, groups=1, blocks=2), 13, 300, 384),
     "parts of a group": (WideCut(features=128, windows=1, stages=3, groups=1), 29, 136, 320),
     "boxes": (WideCut(features=272, windows=1, stages=2, groups=4, blocks=1), 9, 400, 128),
-    "a cluster": (WideCut(features=48, stages=3, groups=1, cluster=2), 16, 96, 640),
-    "passes of a cluster": (
-        WideCut(features=56, splits=2, windows=1, stages=3, groups=1, cluster=2, blocks=2),
-        *(40, 150, 512),
-    ),
-    "all rows": (WideCut(features=128, splits=2, stages=2, cluster=2), 64, 256, 512),
+    "two stages at first": (WideCut(features=200, windows=1, stages=5), 16, 400, 704),
+    "one stage at first": (WideCut(features=184, stages=3), 40, 184, 1024),
+    "all rows": (WideCut(features=128, splits=2, stages=2), 64, 256, 512),
 }
 GATED = {
     "one row": (WideCut(features=24, stages=3, groups=1, gated=True), 1, 72, 384),
     "passes": (WideCut(features=56, stages=2, groups=1, gated=True, blocks=2), 16, 168, 256),
     "a part of a group": (WideCut(features=112, windows=1, stages=3, gated=True), 20, 112, 320),
-    "a cluster": (WideCut(features=64, stages=2, groups=1, cluster=2, gated=True), 64, 128, 256),
+    "one stage at first": (
+        WideCut(features=96, stages=3, gated=True, blocks=1),
+        *(64, 192, 512),
+    ),
 }
 WAYS = [Way(late, seed) for late in (False, True) for seed in (1, 2)]
 
@@ -108,13 +108,11 @@ def test_a_kernel_has_the_shared_memory_that_it_is_launched_with(
 
 
 def test_a_cut_that_would_leave_something_out_does_not_fit() -> None:
-    cut = WideCut(features=112, splits=4, gated=True, cluster=2)
+    cut = WideCut(features=112, splits=4, gated=True)
     assert cut.fits(14336, 4096)
     assert not cut.fits(14336, 4096 + 256)
     assert not cut.fits(14336 + 8, 4096)
-    assert not cut.fits(112 * 127, 4096)
     assert not replace(cut, groups=1).fits(14336, 4096)
-    assert not replace(cut, cluster=4).fits(14336, 4096)
     assert not WideCut(features=60).fits(7680, 4096)
     assert not WideCut(features=264).fits(7680, 4096)
     assert WideCut(features=272).fits(7680, 4096)
@@ -123,7 +121,7 @@ def test_a_cut_that_would_leave_something_out_does_not_fit() -> None:
 def test_the_kernels_compile_where_there_is_a_device_compiler(device_compiler: None) -> None:
     cuts = [
         (WideCut(features=112, stages=3, gated=True), 64),
-        (WideCut(features=48, stages=7, groups=1, cluster=2), 64),
+        (WideCut(features=48, stages=7, groups=1), 64),
         (WideCut(features=248, windows=1, stages=5), 16),
         (WideCut(features=96, stages=5), 32),
         (WideCut(features=128), 8),

@@ -15,6 +15,7 @@
 //                                   to the same places in another block of the cluster; until all is there
 #pragma once
 
+#include "group_mixture.h"
 #include "new_token.h"
 #include "split_sum.h"
 
@@ -32,15 +33,15 @@ class DirectAttention {
     static constexpr uint32_t kThreads = 32 * kWarps;
     static constexpr uint32_t kRowChunks = kHeadDim / 8;
     static constexpr uint32_t kWindows = kHeadDim / 32;
-    static constexpr uint32_t kPitch = kHeadDim + 1;  // of a head that a warp hands in: no two lanes in one bank
-    static constexpr uint32_t kMostBlocks = 16;       // of a cluster
+    static constexpr uint32_t kMostBlocks = 16;  // of a cluster
+    using Mixture = GroupMixture<Port, kWarps, kHeadDim, kHeadDim + 1>;
     static_assert(kHeadDim == 64 || kHeadDim == 128);
 
     // Dynamic shared memory of a block, for groups of so many heads.
     BLINK_DEV static uint32_t shared_bytes(uint32_t heads) {
         const uint32_t received = heads * (kHeadDim + 2 * kMostBlocks) + (kMostBlocks - 1) * 32;
         return 16 * (kMostGroup + 2) * kRowChunks + 8 +
-               4 * (kMostGroup + kWarps * heads * (kPitch + 2) + (kClustered ? received : 0));
+               4 * (Mixture::shared_floats(heads) + (kClustered ? received : 0));
     }
 
     BLINK_DEV DirectAttention(Port& port, const AttentionCall& a)
@@ -48,8 +49,8 @@ class DirectAttention {
           group_{port.block() / a.splits / a.kv_heads, port.block() / a.splits % a.kv_heads, a.heads / a.kv_heads},
           heads_(static_cast<Chunk*>(port.shared())),
           mailbox_(reinterpret_cast<uint64_t*>(heads_ + (kMostGroup + 2) * kRowChunks)),
-          new_scores_(reinterpret_cast<float*>(mailbox_ + 1)), handed_in_(new_scores_ + kMostGroup),
-          tallies_(handed_in_ + kWarps * group_.heads * (kPitch + 2)),
+          mixture_(port, group_.heads, a.scale, reinterpret_cast<float*>(mailbox_ + 1)),
+          tallies_(reinterpret_cast<float*>(mailbox_ + 1) + Mixture::shared_floats(group_.heads)),
           received_(tallies_ + 2 * group_.heads * a.splits) {}
 
     BLINK_DEV void run() {
@@ -74,19 +75,20 @@ class DirectAttention {
         port_.await_previous();
         token.project(has_new_);
         port_.sync();
-        clear();
+        mixture_.clear();
         for (; at < end; at += 16 * kWarps) {
             port_.sync_warp();  // queries are read again: kept, they would take registers of the entries
             float scores[2][4] = {};
             multiply(keys, scores);
             load(a_.keys, at + 16 * kWarps, end, keys);
             uint32_t weights[2];
-            const float fade = weigh(scores, end - at, weights);
-            mix(values, fade, weights);
+            float fades[2];
+            mixture_.weigh(scores, end - at, weights, fades);
+            mix(values, fades, weights);
             load(a_.values, at + 16 * kWarps, end, values);
         }
-        if (has_new_) score_new();
-        hand_in();
+        if (has_new_) mixture_.score_new(heads_);
+        mixture_.hand_in(element_of);
         port_.sync();
         if (clustered)
             sum_in_cluster();
@@ -112,13 +114,6 @@ class DirectAttention {
         }
     }
 
-    BLINK_DEV void clear() {
-        best_ = -infinity();
-        total_ = 0.0f;
-#pragma unroll
-        for (uint32_t i = 0; i < kHeadDim / 4; ++i) mixed_[i / 4][i % 4] = 0.0f;
-    }
-
     // Of head g: entries 2 * t and 2 * t + 1, and those 8 further.
     BLINK_DEV void multiply(const Chunk (&keys)[kWindows][2], float (&scores)[2][4]) {
         const uint32_t g = lane_ / 4, t = lane_ % 4;
@@ -137,34 +132,8 @@ class DirectAttention {
         for (uint32_t i = 0; i < 4; ++i) scores[i / 2][i % 2] += more[i / 2][i % 2];
     }
 
-    // Returns by what earlier weights of head g fade.
-    BLINK_DEV float weigh(float (&scores)[2][4], uint32_t known, uint32_t (&weights)[2]) {
-        const uint32_t t = lane_ % 4;
-        float now = best_;
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            float& score = scores[i / 2][i % 2];
-            score = i / 2 * 8 + 2 * t + i % 2 < known ? score * a_.scale : -infinity();
-            now = fmaxf(now, score);
-        }
-        now = fmaxf(now, port_.exchange_xor(now, 1));
-        now = fmaxf(now, port_.exchange_xor(now, 2));
-        const float fade = exp2f(best_ - now);
-        total_ *= fade;
-#pragma unroll
-        for (uint32_t half = 0; half < 2; ++half) {
-            const float first = exp2f(scores[half][0] - now), second = exp2f(scores[half][1] - now);
-            total_ += first + second;
-            weights[half] = pack_bfloat16(first, second);
-        }
-        best_ = now;
-        return fade;
-    }
-
     // Of heads 2 * t and 2 * t + 1.
-    BLINK_DEV void mix(const Chunk (&values)[kWindows][2], float fade, const uint32_t (&weights)[2]) {
-        const uint32_t t = lane_ % 4;
-        const float fades[2] = {port_.exchange(fade, 8 * t), port_.exchange(fade, 8 * t + 4)};
+    BLINK_DEV void mix(const Chunk (&values)[kWindows][2], const float (&fades)[2], const uint32_t (&weights)[2]) {
 #pragma unroll
         for (uint32_t i = 0; i < kHeadDim / 16; ++i) {
             const Chunk(&both)[2] = values[i / 2];
@@ -172,95 +141,19 @@ class DirectAttention {
 #pragma unroll
             for (uint32_t j = 0; j < 4; ++j) part[j] = port_.transpose(both[j / 2].word[i % 2 * 2 + j % 2]);
 #pragma unroll
-            for (uint32_t j = 0; j < 4; ++j) mixed_[i][j] *= fades[j % 2];
-            port_.multiply(mixed_[i], part, weights);
+            for (uint32_t j = 0; j < 4; ++j) mixture_.mixed[i][j] *= fades[j % 2];
+            port_.multiply(mixture_.mixed[i], part, weights);
         }
     }
 
-    // Of mixed_[i][j], of head 2 * t + j % 2.
+    // Of mixed[i][j], of head 2 * t + j % 2.
     BLINK_DEV static uint32_t element_of(uint32_t g, uint32_t i, uint32_t j) {
         return i / 2 * 32 + g / 2 * 8 + i % 2 * 4 + j / 2 * 2 + g % 2;
     }
 
-    // The new token's, of a head a warp: it is an entry of its own.
-    BLINK_DEV void score_new() {
-        for (uint32_t head = warp_; head < group_.heads; head += kWarps) {
-            float sum = 0.0f;
-            if (lane_ < kRowChunks) {
-                const Chunk &q = heads_[key_place<kHeadDim>(head, lane_)],
-                            &k = heads_[key_place<kHeadDim>(kMostGroup, lane_)];
-#pragma unroll
-                for (uint32_t i = 0; i < 4; ++i)
-                    sum += float_of(q.word[i] & 0xffff) * float_of(k.word[i] & 0xffff) +
-                           float_of(q.word[i] >> 16) * float_of(k.word[i] >> 16);
-            }
-            for (uint32_t mask = 16; mask > 0; mask /= 2) sum += port_.exchange_xor(sum, mask);
-            if (lane_ == 0) new_scores_[head] = sum * a_.scale;
-        }
-    }
-
-    // What warps hand in: the mixtures [warps, heads, kPitch], then best and total of each head.
-    BLINK_DEV float* mixture(uint32_t warp, uint32_t head) const {
-        return handed_in_ + (warp * group_.heads + head) * kPitch;
-    }
-
-    BLINK_DEV float* tally(uint32_t warp, uint32_t head) const {
-        return handed_in_ + kWarps * group_.heads * kPitch + 2 * (warp * group_.heads + head);
-    }
-
-    BLINK_DEV void hand_in() {
-        const uint32_t g = lane_ / 4, t = lane_ % 4;
-        total_ += port_.exchange_xor(total_, 1);
-        total_ += port_.exchange_xor(total_, 2);
-        if (t == 0 && g < group_.heads) {
-            tally(warp_, g)[0] = best_;
-            tally(warp_, g)[1] = total_;
-        }
-#pragma unroll
-        for (uint32_t j = 0; j < 2; ++j) {
-            if (2 * t + j >= group_.heads) continue;
-            float* own = mixture(warp_, 2 * t + j);
-#pragma unroll
-            for (uint32_t i = 0; i < kHeadDim / 16; ++i) {
-                own[element_of(g, i, j)] = mixed_[i][j];
-                own[element_of(g, i, j + 2)] = mixed_[i][j + 2];
-            }
-        }
-    }
-
-    // Of a head and the elements that are `lane_` further than a multiple of 32.
-    struct Sum {
-        float best = -infinity();
-        float total = 0.0f;
-        float values[kWindows] = {};
-
-        BLINK_DEV float mean(uint32_t window) const { return total == 0.0f ? 0.0f : values[window] / total; }
-    };
-
-    // Of the block's warps and the new token. A total is 0 where there was no entry; one that is NaN
-    // must not be taken for that.
-    BLINK_DEV Sum sum_warps(uint32_t head) {
-        Sum sum;
-        if (has_new_) sum.best = new_scores_[head];
-#pragma unroll
-        for (uint32_t warp = 0; warp < kWarps; ++warp) sum.best = fmaxf(sum.best, tally(warp, head)[0]);
-#pragma unroll
-        for (uint32_t warp = 0; warp < kWarps; ++warp) {
-            const float own = tally(warp, head)[1];
-            const float weight = own == 0.0f ? 0.0f : exp2f(tally(warp, head)[0] - sum.best);
-            sum.total += weight * own;
-#pragma unroll
-            for (uint32_t i = 0; i < kWindows; ++i) sum.values[i] += weight * mixture(warp, head)[32 * i + lane_];
-        }
-        if (!has_new_) return sum;
-        const float weight = exp2f(new_scores_[head] - sum.best);
-        sum.total += weight;
-#pragma unroll
-        for (uint32_t i = 0; i < kWindows; ++i) {
-            const Chunk& chunk = heads_[key_place<kHeadDim>(kMostGroup + 1, 4 * i + lane_ / 8)];
-            sum.values[i] += weight * float_of(chunk.word[lane_ % 8 / 2] >> lane_ % 2 * 16 & 0xffff);
-        }
-        return sum;
+    // Of the elements that are `lane_` further than a multiple of 32.
+    BLINK_DEV HeadSum<kWindows> sum_warps(uint32_t head) const {
+        return mixture_.template sum<kWindows>(head, lane_, has_new_, heads_);
     }
 
     BLINK_DEV uint64_t head_of(uint32_t head) const {
@@ -270,7 +163,7 @@ class DirectAttention {
     // A warp a head; then the last split to arrive adds them all.
     BLINK_DEV void sum_alone() {
         for (uint32_t head = warp_; head < group_.heads; head += kWarps) {
-            const Sum sum = sum_warps(head);
+            const auto sum = sum_warps(head);
             const uint64_t at = head_of(head);
             const uint64_t part = at * a_.splits + split_;
 #pragma unroll
@@ -281,8 +174,7 @@ class DirectAttention {
                 else
                     a_.partial[part * kHeadDim + element] = sum.mean(i);
             }
-            if (a_.splits > 1 && lane_ == 0)
-                a_.log_sums[part] = sum.total == 0.0f ? -infinity() : sum.best + log2f(sum.total);
+            if (a_.splits > 1 && lane_ == 0) a_.log_sums[part] = sum.log_sum();
         }
         if (a_.splits == 1) return;
         uint32_t* arrived = a_.arrived + group_.row * a_.kv_heads + group_.kv_head;
@@ -307,7 +199,7 @@ class DirectAttention {
     BLINK_DEV void sum_in_cluster() {
         port_.await_cluster();  // all blocks of it have begun
         for (uint32_t head = warp_; head < group_.heads; head += kWarps) {
-            const Sum sum = sum_warps(head);
+            const auto sum = sum_warps(head);
 #pragma unroll
             for (uint32_t i = 0; i < kWindows; ++i) {
                 const uint32_t slice = head * kWindows + i;
@@ -349,13 +241,10 @@ class DirectAttention {
     const AttentionGroup group_;
     Chunk* const heads_;  // queries, [8, kHeadDim], then the new key and value
     uint64_t* const mailbox_;
-    float* const new_scores_;  // of the new token, by head
-    float* const handed_in_;
+    Mixture mixture_;
     float* const tallies_;   // best and total by split and head
     float* const received_;  // [slices, splits, 32]
     bool has_new_;
-    float best_, total_;  // of head g
-    float mixed_[kHeadDim / 16][4];
 };
 
 }  // namespace blink

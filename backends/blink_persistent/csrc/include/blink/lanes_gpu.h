@@ -19,6 +19,7 @@ class GpuLanes {
     __device__ static float exchange_xor(float value, uint32_t mask) {
         return __shfl_xor_sync(0xffffffffu, value, mask);
     }
+    __device__ static uint32_t count(bool condition) { return __popc(__ballot_sync(0xffffffffu, condition)); }
 
     __device__ static void let_next_in() { asm volatile("griddepcontrol.launch_dependents;"); }
     __device__ static void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -61,6 +62,14 @@ class GpuLanes {
         *reinterpret_cast<uint4*>(to) = make_uint4(value.word[0], value.word[1], value.word[2], value.word[3]);
     }
 
+    __device__ static Chunk read_matrices(const Chunk* row) {
+        Chunk value;
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
+                     : "r"(place_of(row))
+                     : "memory");
+        return value;
+    }
     __device__ static Chunk read_transposed(const Chunk* row) {
         Chunk value;
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -101,11 +110,15 @@ class GpuLanes {
             : "memory");
     }
 
+    __device__ static uint32_t add(uint32_t* counter) {
+        uint32_t before;
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+        return before;
+    }
     __device__ uint32_t arrive(uint32_t* counter) {
         __shared__ uint32_t before;
         __syncthreads();
-        if (threadIdx.x == 0)
-            asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+        if (threadIdx.x == 0) before = add(counter);
         __syncthreads();
         return before;
     }

@@ -24,12 +24,14 @@ struct Faults {
     uint32_t outside = 0;         // of an array or of shared memory
     uint32_t misaligned = 0;      // accesses of 16 bytes
     uint32_t bank_conflicts = 0;  // of 8 lanes that are served at once
+    uint32_t arrivals = 0;        // at a barrier, more than its phase expects
 
     void add(const Faults& other) {
         early_reads += other.early_reads;
         outside += other.outside;
         misaligned += other.misaligned;
         bank_conflicts += other.bank_conflicts;
+        arrivals += other.arrivals;
     }
 };
 
@@ -126,6 +128,14 @@ class HostLanes {
         return lanes[lane].value;
     }
     float exchange_xor(float value, uint32_t mask) { return exchange(value, thread_ % 32 ^ mask); }
+    uint32_t count(bool condition) {
+        auto& lanes = next_lanes();
+        lanes[thread_ % 32].a[0] = condition ? 1 : 0;
+        warp_.barrier.arrive_and_wait();
+        uint32_t count = 0;
+        for (const HostBlock::Fragments& lane : lanes) count += lane.a[0];
+        return count;
+    }
     void let_next_in() {}
     void await_previous() { awaited_ = true; }
 
@@ -161,13 +171,18 @@ class HostLanes {
     }
     void write(Chunk* to, const Chunk& value) { *checked(to) = value; }
 
-    // Lane 8 * i + j tells row j of matrix i; word i of lane 4 * g + t is elements g of rows 2 * t
-    // and 2 * t + 1 of that matrix.
+    // Lane 8 * i + j tells row j of matrix i; word i of lane 4 * g + t is elements 2 * t and 2 * t + 1
+    // of row g of that matrix.
+    Chunk read_matrices(const Chunk* row) {
+        const auto& lanes = tell_row(row);
+        const uint32_t g = thread_ % 32 / 4, t = thread_ % 4;
+        Chunk value;
+        for (uint32_t i = 0; i < 4; ++i) value.word[i] = lanes[8 * i + g].row->word[t];
+        return value;
+    }
+    // The same of elements g of rows 2 * t and 2 * t + 1.
     Chunk read_transposed(const Chunk* row) {
-        note_read(row);
-        auto& lanes = next_lanes();
-        lanes[thread_ % 32].row = checked(row);
-        warp_.barrier.arrive_and_wait();
+        const auto& lanes = tell_row(row);
         const uint32_t g = thread_ % 32 / 4, t = thread_ % 4;
         Chunk value;
         for (uint32_t i = 0; i < 4; ++i) {
@@ -218,9 +233,10 @@ class HostLanes {
     }
 
     // Blocks run one after the other, so that there is nothing to order.
+    uint32_t add(uint32_t* counter) { return (*counter)++; }
     uint32_t arrive(uint32_t* counter) {
         sync();
-        if (thread_ == 0) block_.before = (*counter)++;
+        if (thread_ == 0) block_.before = add(counter);
         sync();
         return block_.before;
     }
@@ -282,6 +298,14 @@ class HostLanes {
             if (other != from && (other - from) % 8 == 0) block_.faults.bank_conflicts += 1;
         reads.push_back(from);
         if (reads.size() == 8) warp_.reads[quarter].erase(number);
+    }
+
+    const HostBlock::Fragments (&tell_row(const Chunk* row))[32] {
+        note_read(row);
+        auto& lanes = next_lanes();
+        lanes[thread_ % 32].row = checked(row);
+        warp_.barrier.arrive_and_wait();
+        return lanes;
     }
 
     // Those of two successive exchanges lie apart, so that one barrier is enough.

@@ -76,9 +76,11 @@ class PrimedProduct {
         port_.let_next_in();
         Step ahead;
 #pragma unroll 1
-        for (uint32_t i = 0; i < kStages; ++i) load(ahead, false);
+        for (uint32_t i = 0; i < kEarlyStages; ++i) load(ahead, false);
         port_.await_previous();
         load_first_inputs();
+#pragma unroll 1
+        for (uint32_t i = kEarlyStages; i < kStages; ++i) load(ahead, false);
         clear();
         Step step;
         for (bool first = true; step.pass < passes_; first = false) {
@@ -94,6 +96,8 @@ class PrimedProduct {
     }
 
   private:
+    // Asked for before the kernel ahead has ended: all would hold up its own reads and writes.
+    static constexpr uint32_t kEarlyStages = kStages - kStages / 3;
     static constexpr uint32_t kInputsEach = (kInputChunks + kThreads - 1) / kThreads;  // chunks of a thread
     static constexpr uint32_t kStagesAtOnce = kInputsEach >= 8             ? 1
                                               : kStages * kInputsEach <= 8 ? kStages

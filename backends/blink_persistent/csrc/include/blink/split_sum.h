@@ -1,27 +1,27 @@
-// The sum of a head's splits, each of which has left its mixture and the logarithm of its weight.
+// The sum of a head's parts, each of which has left its mixture and the logarithm of its weight.
 #pragma once
 
 #include "attention_call.h"
 
 namespace blink {
 
-// Elements `element` to `element` + 3 of head `at`, of all rows', to `out`. A few splits at a time,
-// all loaded before any is used.
-template <class Port, uint32_t kHeadDim>
-BLINK_DEV inline void sum_splits(Port& port, const AttentionCall& a, uint64_t at, uint32_t element) {
+// Elements `element` to `element` + 3, to `out`. Part i of `count` lies at `place(i)`. A few at a
+// time, all loaded before any is used.
+template <uint32_t kHeadDim, class Port, class Place>
+BLINK_DEV inline void sum_parts(Port& port, const AttentionCall& a, uint32_t count, const Place& place,
+                                uint32_t element, uint16_t* out) {
     constexpr uint32_t kAtOnce = 8;
-    const float* log_sums = a.log_sums + at * a.splits;
-    const float* partial = a.partial + at * a.splits * kHeadDim + element;
     float best = -infinity(), total = 0.0f, values[4] = {};
 #pragma unroll 1
-    for (uint32_t first = 0; first < a.splits; first += kAtOnce) {
+    for (uint32_t first = 0; first < count; first += kAtOnce) {
         float log_sum[kAtOnce], now = best;
         Chunk part[kAtOnce];
 #pragma unroll
         for (uint32_t i = 0; i < kAtOnce; ++i) {
-            const bool known = first + i < a.splits;
-            const float* from = partial + static_cast<uint64_t>(first + i) * kHeadDim;
-            log_sum[i] = known ? port.fetch(log_sums + first + i) : -infinity();
+            const bool known = first + i < count;
+            const uint64_t at = place(first + i);
+            const float* from = a.partial + at * kHeadDim + element;
+            log_sum[i] = known ? port.fetch(a.log_sums + at) : -infinity();
             part[i] = known ? port.load(reinterpret_cast<const uint16_t*>(from)) : Chunk{};
         }
 #pragma unroll
@@ -38,7 +38,14 @@ BLINK_DEV inline void sum_splits(Port& port, const AttentionCall& a, uint64_t at
         best = now;
     }
     const float share = total == 0.0f ? 0.0f : 1.0f / total;
-    for (uint32_t j = 0; j < 4; ++j) store_feature(a.out + at * kHeadDim + element + j, share * values[j]);
+    for (uint32_t j = 0; j < 4; ++j) store_feature(out + j, share * values[j]);
+}
+
+// Of all splits of head `at`, of all rows'.
+template <class Port, uint32_t kHeadDim>
+BLINK_DEV inline void sum_splits(Port& port, const AttentionCall& a, uint64_t at, uint32_t element) {
+    const auto place = [&a, at](uint32_t split) { return at * a.splits + split; };
+    sum_parts<kHeadDim>(port, a, a.splits, place, element, a.out + at * kHeadDim + element);
 }
 
 }  // namespace blink

@@ -19,32 +19,26 @@ class GpuTiles {
     __device__ static uint32_t thread() { return threadIdx.x; }
     __device__ uint32_t warp() const { return warp_; }  // alike in all lanes, so that the compiler knows
     __device__ static uint32_t block() { return blockIdx.x; }
-    __device__ static uint32_t rank() {
-        uint32_t rank;
-        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-        return rank;
-    }
     __device__ void* shared() const { return shared_; }
     __device__ static void let_next_in() { asm volatile("griddepcontrol.launch_dependents;"); }
     // The copies read what the kernel ahead wrote by other means than they do.
     __device__ static void await_previous() {
         asm volatile("griddepcontrol.wait;\nfence.proxy.async.global;" ::: "memory");
     }
-    template <uint32_t kCluster>
     __device__ static void sync() {
         __syncwarp();
-        if (kCluster > 1)
-            asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-        else
-            __syncthreads();
+        __syncthreads();
+    }
+    __device__ static void fetch_map(const TensorMap* map) {
+        asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
     }
 
-    __device__ static void make_barrier(uint64_t* barrier, uint32_t count) {
-        asm volatile(
-            "mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;\n"
-            "fence.proxy.async.shared::cta;" ::"r"(address(barrier)),
-            "r"(count)
-            : "memory");
+    __device__ static void make_barrier(uint64_t* barrier, uint32_t count) { make_barriers(barrier, 1, count); }
+    // A fence for all of them: one each takes longer than the block's first copies.
+    __device__ static void make_barriers(uint64_t* barriers, uint32_t number, uint32_t count) {
+        for (uint32_t i = 0; i < number; ++i)
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(barriers + i)), "r"(count) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
     }
     __device__ static void expect(uint64_t* barrier, uint32_t bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)), "r"(bytes)
@@ -63,13 +57,6 @@ class GpuTiles {
     __device__ static void arrive(uint64_t* barrier) {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(barrier)) : "memory");
     }
-    __device__ static void arrive_at(uint64_t* barrier, uint32_t rank) {
-        asm volatile(
-            "{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %0, %1;\n"
-            "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a];\n}" ::"r"(address(barrier)),
-            "r"(rank)
-            : "memory");
-    }
 
     // The L2 cache need not keep what is read once a step.
     __device__ static void copy_once(unsigned char* to, const TensorMap* map, uint32_t inner, uint32_t row,
@@ -79,14 +66,6 @@ class GpuTiles {
     __device__ static void copy_often(unsigned char* to, const TensorMap* map, uint32_t inner, uint32_t row,
                                       uint64_t* barrier) {
         copy_box(to, map, inner, row, barrier, kKeep);
-    }
-    __device__ static void copy_to_all(unsigned char* to, const TensorMap* map, uint32_t inner, uint32_t row,
-                                       uint64_t* barrier) {
-        asm volatile(
-            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-            ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(address(to)),
-            "l"(map), "r"(address(barrier)), "r"(inner), "r"(row), "h"(static_cast<uint16_t>(3)), "l"(kKeep)
-            : "memory");
     }
 
     __device__ static void begin_multiply() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

@@ -52,9 +52,10 @@ struct TileBlock {
 
     TileBlock(TileCluster& cluster, uint32_t number, uint32_t rank, uint32_t warps, size_t shared_bytes);
 
-    unsigned char* shared() {
-        return reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(memory.data()) + 1023) & ~uintptr_t{1023});
-    }
+    // In shared memory that is somebody else's.
+    TileBlock(TileCluster& cluster, uint32_t number, uint32_t warps, void* shared, size_t shared_bytes);
+
+    unsigned char* shared() { return begin; }
     bool holds(const unsigned char* at, size_t bytes) {
         return at >= shared() && at + bytes <= shared() + shared_bytes;
     }
@@ -63,6 +64,7 @@ struct TileBlock {
     const uint32_t number, rank;
     const size_t shared_bytes;
     std::vector<unsigned char> memory;
+    unsigned char* const begin;
     std::deque<Fibers::Barrier> warps;
     std::map<const uint64_t*, Barrier> barriers;
 };
@@ -70,9 +72,14 @@ struct TileBlock {
 // Blocks that run at once.
 struct TileCluster {
     TileCluster(uint32_t first, uint32_t count, uint32_t warps, size_t shared_bytes, bool copies_late, uint32_t seed)
-        : copies_late(copies_late), threads(32 * warps), fibers(seed), all(fibers, count * 32 * warps) {
+        : TileCluster(std::make_shared<Fibers>(seed), count, warps, copies_late) {
         for (uint32_t i = 0; i < count; ++i) blocks.emplace_back(*this, first + i, i, warps, shared_bytes);
     }
+
+    // Without its blocks, beside others on the same fibers.
+    TileCluster(std::shared_ptr<Fibers> shared_fibers, uint32_t count, uint32_t warps, bool copies_late)
+        : copies_late(copies_late), threads(32 * warps), own_fibers(std::move(shared_fibers)), fibers(*own_fibers),
+          all(fibers, count * 32 * warps) {}
 
     // `work(tiles)` by every thread. False where some wait for good.
     template <class Work>
@@ -80,14 +87,22 @@ struct TileCluster {
 
     const bool copies_late;
     const uint32_t threads;  // of a block
-    Fibers fibers;
+    const std::shared_ptr<Fibers> own_fibers;
+    Fibers& fibers;
     Fibers::Barrier all;
     std::deque<TileBlock> blocks;
     TileFaults faults;
 };
 
 inline TileBlock::TileBlock(TileCluster& cluster, uint32_t number, uint32_t rank, uint32_t warps, size_t shared_bytes)
-    : cluster(cluster), number(number), rank(rank), shared_bytes(shared_bytes), memory(shared_bytes + 1023, 0xff) {
+    : cluster(cluster), number(number), rank(rank), shared_bytes(shared_bytes), memory(shared_bytes + 1023, 0xff),
+      begin(memory.data() + (0 - reinterpret_cast<uintptr_t>(memory.data())) % 1024) {
+    for (uint32_t i = 0; i < warps; ++i) this->warps.emplace_back(cluster.fibers, 32);
+}
+
+inline TileBlock::TileBlock(TileCluster& cluster, uint32_t number, uint32_t warps, void* shared, size_t shared_bytes)
+    : cluster(cluster), number(number), rank(0), shared_bytes(shared_bytes),
+      begin(static_cast<unsigned char*>(shared)) {
     for (uint32_t i = 0; i < warps; ++i) this->warps.emplace_back(cluster.fibers, 32);
 }
 
@@ -98,18 +113,18 @@ class HostTiles {
     uint32_t thread() const { return thread_; }
     uint32_t warp() const { return thread_ / 32; }
     uint32_t block() const { return block_.number; }
-    uint32_t rank() const { return block_.rank; }
     void* shared() { return block_.shared(); }
     void let_next_in() {}
     void await_previous() { awaited_ = true; }
-    template <uint32_t kCluster>
-    void sync() {
-        block_.cluster.all.arrive_and_wait();
-    }
+    void sync() { block_.cluster.all.arrive_and_wait(); }
+    void fetch_map(const HostMap*) {}
 
     void make_barrier(uint64_t* barrier, uint32_t count) {
         auto& made = block_.barriers.try_emplace(barrier, block_.cluster.fibers).first->second;
         made.count = made.pending = count;
+    }
+    void make_barriers(uint64_t* barriers, uint32_t number, uint32_t count) {
+        for (uint32_t i = 0; i < number; ++i) make_barrier(barriers + i, count);
     }
     void expect(uint64_t* barrier, uint32_t bytes) {
         find(block_, barrier).bytes += bytes;

@@ -4,16 +4,16 @@
 // One source for the GPU (tiles_gpu.h) and, thread by thread, for the host that tests it
 // (tiles_host.h). What a Port must offer:
 //
-//   thread(), warp()                of the block's
-//   block(), rank()                 the block's number, and that in its cluster
+//   thread(), warp(), block()       of the block's; the block's number
 //   shared()                        the block's shared memory, aligned to 1,024 bytes
 //   let_next_in(), await_previous() the halves of programmatic dependent launch
-//   sync<kCluster>()                all threads of the cluster, once barriers are made, and at the end
-//   make_barrier(barrier, count), expect(barrier, bytes), await(barrier, parity), arrive(barrier),
-//   arrive_at(barrier, rank)        an mbarrier, and that of another block of the cluster
-//   copy_once(to, map, inner, row, barrier), copy_often(...), copy_to_all(...)
-//                                   the map's box, 64 inner elements of some rows, to this block or
-//                                   to the same place of all of the cluster; rows beyond the last are 0
+//   sync()                          all threads of the block
+//   fetch_map(map)                  it will be used soon
+//   make_barriers(barriers, number, count), expect(barrier, bytes), await(barrier, parity), arrive(barrier)
+//                                   mbarriers, by one thread, which may use them before others meet it
+//   copy_once(to, map, inner, row, barrier), copy_often(...)
+//                                   the map's box, 64 inner elements of some rows; rows beyond the
+//                                   last are 0
 //   begin_multiply(), multiply(sums, a, b, add), commit_multiply(), await_multiplied<N>(sums)
 //                                   wgmma.m64nNk16 of a warpgroup; all but the last N groups
 //   store(out, value)               as the type of out
@@ -30,7 +30,8 @@ struct WideProductCall {
     uint32_t rows;    // up to kRows
     uint32_t size;    // output features
     uint32_t share;   // inner elements of a split, a multiple of kDepth
-    uint32_t blocks;  // of a split, a multiple of kCluster; the grid has so many times the splits
+    uint32_t blocks;  // of a split; the grid has so many times the splits
+    uint32_t first;   // stages of weights that are on their way at a time until all are asked for once
 };
 
 // A tile is kTileRows rows of the weight, where gated half of them the gate's and then up's of the
@@ -38,15 +39,17 @@ struct WideProductCall {
 // kStages of them are in shared memory or on their way. Rows of a window are 128 bytes, in the
 // swizzle of that size, and lie together in eights.
 //
-// One thread copies; kGroups warpgroups multiply, each parts of 64 weight rows, where gated one of
-// the gate and one of up. The last part may reach into what lies behind the tile: those sums are
-// not stored. Blocks of a cluster have different tiles of one split and share the activations,
-// of which each reads a part.
+// One thread copies weights, one activations; kGroups warpgroups multiply, each parts of 64 weight rows, where gated
+// one of the gate and one of up. The last part may reach into what lies behind the tile: those sums are not stored.
+//
+// Weights come in while the kernel ahead still runs, a few stages at a time: all of them would be some
+// 25 MB for the whole GPU, behind which every other read and write, those of the kernel ahead and the
+// activations too, would wait for 5 us. So few keep the memory busy as well.
 template <class Port, uint32_t kTileRows, uint32_t kRows, uint32_t kWindows, uint32_t kStages, uint32_t kGroups,
-          uint32_t kCluster, bool kGated, class Out>
+          bool kGated, class Out>
 class WideProduct {
   public:
-    static constexpr uint32_t kThreads = 128 * kGroups + 32;
+    static constexpr uint32_t kThreads = 128 * kGroups + 64;
     static constexpr uint32_t kFeatures = kGated ? kTileRows / 2 : kTileRows;  // of a tile
     static constexpr uint32_t kDepth = 64 * kWindows;                          // inner elements of a step
     static constexpr uint32_t kBoxes = (kGated ? 2 : 1) * ((kFeatures + 255) / 256);
@@ -60,8 +63,8 @@ class WideProduct {
     static constexpr uint32_t kBehind = kTileRows + kWindows * kRows;                      // that it has
     static constexpr uint32_t kSharedBytes =
         kBarrierBytes + kStages * kStageBytes + (kReached > kBehind ? 128 * (kReached - kBehind) : 0);
-    static_assert(kBoxRows % 8 == 0 && kBoxRows * kBoxes == kTileRows && kRows / kCluster % 8 == 0 && kCluster <= 2);
-    static_assert(kFeatures <= kGroups * kGroupRows && 16 * kStages <= kBarrierBytes && kStages >= 2);
+    static_assert(kBoxRows % 8 == 0 && kBoxRows * kBoxes == kTileRows && kRows % 8 == 0);
+    static_assert(kFeatures <= kGroups * kGroupRows && 24 * kStages <= kBarrierBytes && kStages >= 2);
 
     template <class Map>
     BLINK_DEV static void run(Port& port, const WideProductCall& call, const Map* weight, const Map* x) {
@@ -70,29 +73,35 @@ class WideProduct {
 
   private:
     BLINK_DEV WideProduct(Port& port, const WideProductCall& call)
-        : port_(port), call_(call), full_(reinterpret_cast<uint64_t*>(port.shared())), empty_(full_ + kStages),
-          stages_(static_cast<unsigned char*>(port.shared()) + kBarrierBytes), split_(port.block() / call.blocks),
-          block_(port.block() % call.blocks), steps_(call.share / kDepth),
+        : port_(port), call_(call), weights_(reinterpret_cast<uint64_t*>(port.shared())), inputs_(weights_ + kStages),
+          empty_(inputs_ + kStages), stages_(static_cast<unsigned char*>(port.shared()) + kBarrierBytes),
+          split_(port.block() / call.blocks), block_(port.block() % call.blocks), steps_(call.share / kDepth),
           passes_((call.size + kFeatures * call.blocks - 1) / (kFeatures * call.blocks)) {}
 
     template <class Map>
     BLINK_DEV void run(const Map* weight, const Map* x) {
-        if (port_.thread() == 0) {
-            for (uint32_t i = 0; i < kStages; ++i) {
-                port_.make_barrier(full_ + i, 1);
-                port_.make_barrier(empty_ + i, 4 * kGroups * kCluster);
-            }
+        constexpr uint32_t kWeightsThread = 128 * kGroups, kInputsThread = kWeightsThread + 32;
+        Step step;
+        uint32_t asked = 0;
+        if (port_.thread() == kWeightsThread) {
+            port_.fetch_map(weight);
+            port_.fetch_map(x);
+            port_.make_barriers(weights_, 2 * kStages, 1);
+            port_.make_barriers(empty_, kStages, 4 * kGroups);
         }
         port_.let_next_in();
-        port_.template sync<kCluster>();
+        if (port_.thread() == kWeightsThread)
+            for (; asked < call_.first && asked < kStages && step.pass < passes_; ++asked) copy_tile(weight, step);
+        port_.sync();
         const uint32_t group = port_.warp() / 4;
         if (group < kGroups) {
             port_.await_previous();
             compute(group);
-        } else if (port_.thread() % 32 == 0) {
-            copy(weight, x);
+        } else if (port_.thread() == kWeightsThread) {
+            copy_weights(weight, step, asked);
+        } else if (port_.thread() == kInputsThread) {
+            copy_inputs(x);
         }
-        if (kCluster > 1) port_.template sync<kCluster>();  // others may still copy here, or arrive
     }
 
     // A pass is all of the split's inner elements of one tile.
@@ -110,42 +119,40 @@ class WideProduct {
         }
     };
 
+    // From step number `asked` on. It never waits for the kernel ahead, which writes no weights.
     template <class Map>
-    BLINK_DEV void copy(const Map* weight, const Map* x) {
-        Step step, inputs;
-        for (uint32_t i = 0; i < kStages && step.pass < passes_; ++i, step.advance(steps_)) copy_tile(weight, step);
-        port_.await_previous();
-        for (uint32_t i = 0; i < kStages && inputs.pass < passes_; ++i, inputs.advance(steps_)) copy_inputs(x, inputs);
-        for (; step.pass < passes_; step.advance(steps_)) {
+    BLINK_DEV void copy_weights(const Map* weight, Step& step, uint32_t asked) {
+        for (; step.pass < passes_; ++asked) {
+            if (asked < kStages) port_.await(weights_ + asked - call_.first, 0);
             port_.await(empty_ + step.stage, step.parity ^ 1);
             copy_tile(weight, step);
-            copy_inputs(x, step);
         }
     }
 
     template <class Map>
-    BLINK_DEV void copy_tile(const Map* weight, const Step& step) {
-        port_.expect(full_ + step.stage, kStageBytes);
+    BLINK_DEV void copy_tile(const Map* weight, Step& step) {
+        port_.expect(weights_ + step.stage, kWindows * kTileBytes);
         const uint32_t first = (block_ + step.pass * call_.blocks) * kFeatures;
 #pragma unroll
         for (uint32_t i = 0; i < kWindows * kBoxes; ++i) {
             const uint32_t window = i / kBoxes, box = i % kBoxes, row = box * kBoxRows;
             port_.copy_once(place(step.stage) + window * kTileBytes + 128 * row, weight, inner_of(step, window),
                             kGated && row >= kFeatures ? call_.size + first + row - kFeatures : first + row,
-                            full_ + step.stage);
+                            weights_ + step.stage);
         }
+        step.advance(steps_);
     }
 
     template <class Map>
-    BLINK_DEV void copy_inputs(const Map* x, const Step& step) {
-        const uint32_t row = kCluster > 1 ? port_.rank() * (kRows / kCluster) : 0;
+    BLINK_DEV void copy_inputs(const Map* x) {
+        port_.await_previous();
+        for (Step step; step.pass < passes_; step.advance(steps_)) {
+            port_.await(empty_ + step.stage, step.parity ^ 1);
+            port_.expect(inputs_ + step.stage, kWindows * kInputBytes);
 #pragma unroll
-        for (uint32_t window = 0; window < kWindows; ++window) {
-            unsigned char* to = inputs_of(step.stage) + window * kInputBytes + 128 * row;
-            if (kCluster > 1)
-                port_.copy_to_all(to, x, inner_of(step, window), row, full_ + step.stage);
-            else
-                port_.copy_often(to, x, inner_of(step, window), row, full_ + step.stage);
+            for (uint32_t window = 0; window < kWindows; ++window)
+                port_.copy_often(inputs_of(step.stage) + window * kInputBytes, x, inner_of(step, window), 0,
+                                 inputs_ + step.stage);
         }
     }
 
@@ -157,7 +164,8 @@ class WideProduct {
             uint32_t before = kStages;
 #pragma unroll 1
             while (step.pass == pass) {
-                port_.await(full_ + step.stage, step.parity);
+                port_.await(inputs_ + step.stage, step.parity);
+                port_.await(weights_ + step.stage, step.parity);
                 multiply(step, group, sums);
                 port_.template await_multiplied<1>(sums);
                 if (before < kStages) release(before);
@@ -185,11 +193,8 @@ class WideProduct {
         port_.commit_multiply();
     }
 
-    // The stage is free when all warps of the cluster have arrived: its activations are shared.
     BLINK_DEV void release(uint32_t stage) {
-        if (port_.thread() % 32 != 0) return;
-        port_.arrive(empty_ + stage);
-        if (kCluster > 1) port_.arrive_at(empty_ + stage, port_.rank() ^ 1);
+        if (port_.thread() % 32 == 0) port_.arrive(empty_ + stage);
     }
 
     // Lane 4 * g + t of the group's warp q has of a part rows 16 * q + g and, 2 further, that and 8,
@@ -238,12 +243,13 @@ class WideProduct {
 
     Port& port_;
     const WideProductCall& call_;
-    uint64_t* const full_;
-    uint64_t* const empty_;
+    uint64_t* const weights_;  // barriers of the stages: weights are there,
+    uint64_t* const inputs_;   // activations are,
+    uint64_t* const empty_;    // both have been multiplied
     unsigned char* const stages_;
     const uint32_t split_, block_;
     const uint32_t steps_;   // of a pass
-    const uint32_t passes_;  // as many for all blocks: those of a cluster go together
+    const uint32_t passes_;  // as many for all blocks
 };
 
 }  // namespace blink

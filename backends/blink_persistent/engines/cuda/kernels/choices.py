@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
+from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
+from blink_persistent.engines.cuda.kernels.one_token_cut import OneTokenCut
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
 from blink_persistent.engines.cuda.kernels.wide_cut import WideCut
@@ -94,7 +96,7 @@ AheadCut = PrimedCut | WideCut
 """Of products in CUDA C++, which read their first weights before the kernel ahead has ended."""
 
 AnyCut = Cut | AheadCut
-AnyAttention = AttentionCut | DirectCut
+AnyAttention = AttentionCut | DirectCut | EvenCut
 
 Shape = tuple[int, int]
 Cuts = Mapping[tuple[Shape, int], AnyCut]
@@ -102,6 +104,9 @@ Cuts = Mapping[tuple[Shape, int], AnyCut]
 
 Heads = tuple[int, int, int]
 """Heads, KV heads, and elements of a head."""
+
+Mixture = tuple[int, int, int, int]
+"""Experts, those chosen for a token, and an expert's hidden and intermediate size."""
 
 Tilings = Mapping[tuple[Heads, int], DecodeTiling]
 """By a model's heads and a number of `ROW_TILES`."""
@@ -116,6 +121,8 @@ class StepChoices:
     """In place of Triton's, by the most rows that a decode step with it has (`attention_tile`)."""
     norms: Set[int] = frozenset()
     """The numbers of `ROW_TILES` whose steps have the primed norm."""
+    one_token_experts: OneTokenCut | None = None
+    """In place of what `expert_tiling` says, in steps of one token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,11 @@ class DirectCut:
             return splits
         return 1 << min(splits, MOST_BLOCKS).bit_length() - 1
 
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.warps
+
     def shared_bytes(self, head_dim: int, heads: int) -> int:
         """Dynamic shared memory of a block, for groups of so many heads."""
         received = heads * (head_dim + 2 * MOST_BLOCKS) + 32 * (MOST_BLOCKS - 1)

@@ -14,6 +14,7 @@ from blink_persistent.engines.cuda.kernels.choices import (
     expert_tiling,
     largest_step,
 )
+from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
 from blink_persistent.engines.cuda.kernels.protocol import ExpertRoom
 
 _LEAST_SORTED, _MOST_SORTED = 256, 1024  # pairs that `sort_pairs` looks at together
@@ -23,13 +24,18 @@ class Experts:
     """Fulfils the operations on experts of `Kernels`."""
 
     def __init__(
-        self, chain: Callable[[int], dict[str, bool]], always: ExpertTiling | None
+        self,
+        chain: Callable[[int], dict[str, bool]],
+        always: ExpertTiling | None,
+        one_token: OneTokenExperts | None,
     ) -> None:
         """`chain`: options of the launches of a step of so many tokens.
 
         `always` is taken instead of what `expert_tiling` says; `room` must have been made for it.
+        `one_token`: of steps of one token.
         """
         self._chain, self._always_tiled = chain, always
+        self._one_token = one_token
 
     def choose_experts(self, scores: Tensor, entries: Tensor, room: ExpertRoom) -> None:
         tokens, experts = scores.shape
@@ -43,6 +49,9 @@ class Experts:
 
     def expert_products(self, x: Tensor, gate_up: Tensor, down: Tensor, room: ExpertRoom) -> Tensor:
         tokens = len(x)
+        if self._one_token is not None and tokens == 1:
+            chained = self._chain(tokens)["CHAINED"]
+            return self._one_token.products(x, gate_up, down, room, chained=chained)
         blocks, tiling = self.sort_pairs(room, tokens, len(down))
         parts = room.parts_of(tokens)
         self._multiply(x, gate_up, room.inner, room, tokens, blocks, tiling, gated=True)
@@ -50,10 +59,15 @@ class Experts:
         return parts
 
     def sort_pairs(self, room: ExpertRoom, tokens: int, experts: int) -> tuple[int, ExpertTiling]:
-        """Bring the pairs that are chosen in order; how many blocks there are, and of what kind."""
+        """Bring the pairs that are chosen in order; how many blocks there are, and of what kind.
+
+        Raises ValueError where `room` was made for another tiling.
+        """
         pairs = tokens * room.chosen.shape[1]
         tiling = self._always_tiled or expert_tiling(pairs, experts)
         blocks = expert_blocks(pairs, experts, tiling.rows)
+        if blocks > len(room.block_experts) or blocks * tiling.rows > len(room.order):
+            raise ValueError(f"no room for {blocks} blocks of {tiling.rows} pairs in order")
         routing.sort_pairs[(experts,)](
             room.chosen, room.order, room.block_experts, pairs, blocks,
             ROW_TILE=tiling.rows, EXPERT_TILE=triton.next_power_of_2(experts),

@@ -20,11 +20,12 @@ from blink_persistent.engines.cuda.kernels.choices import (
 from blink_persistent.engines.cuda.kernels.experts import Experts
 from blink_persistent.engines.cuda.kernels.hopper import measured, prefills_by_pages
 from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
+from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
 from blink_persistent.engines.cuda.kernels.primed import MakePrimed, no_primed
 from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm
 from blink_persistent.engines.cuda.kernels.products import Products
-from blink_persistent.engines.cuda.kernels.protocol import Projected
+from blink_persistent.engines.cuda.kernels.protocol import ExpertRoom, Projected
 from blink_server.importers.checkpoint import Architecture
 
 LOCATE_TILE = 256
@@ -52,6 +53,7 @@ class FusedKernels(Products, Attention, Experts):
         make_primed: MakePrimed = no_primed,
         primed_attention: PrimedAttention | None = None,
         primed_norm: PrimedNorm | None = None,
+        one_token_experts: OneTokenExperts | None = None,
     ) -> None:
         """For up to `max_rows` rows with block tables of `capacity` entries.
 
@@ -60,7 +62,8 @@ class FusedKernels(Products, Attention, Experts):
         `decode`, `cuts` and `experts`: how attention and products are cut; by default what was
         measured on such a device, without primed kernels. `make_primed`: what runs the primed ones
         of this model's `cuts`.
-        `primed_attention` and `primed_norm` take the place of others where they can.
+        `primed_attention`, `primed_norm` and `one_token_experts` take the place of others where
+        they can.
         """
         on_gpu = torch.device(device).type == "cuda"
         capability = torch.cuda.get_device_capability(device) if on_gpu else (0, 0)
@@ -89,7 +92,7 @@ class FusedKernels(Products, Attention, Experts):
             always=decode,
             by_pages=prefills_by_pages(architecture, capability),
         )
-        Experts.__init__(self, self.chain, experts)
+        Experts.__init__(self, self.chain, experts, one_token_experts)
 
     def locate_decode(
         self,
@@ -157,6 +160,27 @@ class FusedKernels(Products, Attention, Experts):
             SIZE=size, TILE=triton.next_power_of_2(size),
             num_warps=norm_warps(size, tokens), **self.chain(tokens),
         )  # fmt: skip
+
+    def route(
+        self,
+        delta: Tensor,
+        gain: Tensor,
+        epsilon: float,
+        residual: Tensor,
+        out: Tensor,
+        router: Tensor,
+        entries: Tensor,
+        room: ExpertRoom,
+    ) -> None:
+        tokens = len(out)
+        if self._one_token is not None and tokens == 1:
+            given, chained = (delta, gain, epsilon, residual, out), self.chain(tokens)["CHAINED"]
+            self._one_token.route(*given, router, room, chained=chained)
+            return
+        self.add_norm(delta, gain, epsilon, residual, out)
+        scores = room.scores[:tokens]
+        self.vocabulary_product(out, router, scores)
+        self.choose_experts(scores, entries, room)
 
     def rotate_append(self, new: Projected, keys: Tensor, values: Tensor) -> None:
         heads, qkv = new.heads, new.qkv

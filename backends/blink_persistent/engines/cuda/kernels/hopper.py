@@ -17,13 +17,16 @@ from blink_persistent.engines.cuda.kernels.choices import (
     Cuts,
     DecodeTiling,
     Heads,
+    Mixture,
     Shape,
     StepChoices,
     Tilings,
     row_tile,
 )
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
+from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
 from blink_persistent.engines.cuda.kernels.likely_cuts import PROCESSORS, step_products
+from blink_persistent.engines.cuda.kernels.one_token_cut import OneTokenCut
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
 from blink_persistent.engines.cuda.kernels.wide_cut import WideCut
 from blink_server.importers.checkpoint import Architecture
@@ -76,7 +79,7 @@ _QWEN3_32B = {
     ((5120, 25600), 16): Cut(features=80, step=64, splits=2, stages=8, warps=4),
     ((5120, 25600), 32): Cut(features=80, step=128, splits=2, stages=4, warps=8),
     ((151936, 5120), 8): Cut(features=64, step=128, splits=1, stages=3, warps=4),
-    ((151936, 5120), 16): Cut(features=128, step=128, splits=1, stages=4, warps=8),
+    ((151936, 5120), 16): Cut(features=64, step=128, splits=1, stages=5, warps=4),
     ((151936, 5120), 64): Cut(features=128, step=128, splits=1, stages=4, warps=8),
 }
 _QWEN3_30B_A3B = {
@@ -135,13 +138,27 @@ HOPPER_AHEAD: Mapping[tuple[Shape, int], AheadCut] = {
     ((4096, 14336), 8): PrimedCut(
         blocks=32, splits=4, warps=8, tiles=1, windows=4, stages=6, gated=False
     ),
+    ((5120, 2048), 8): PrimedCut(
+        blocks=32, splits=4, warps=10, tiles=1, windows=4, stages=3, gated=False
+    ),
+    ((2048, 4096), 8): PrimedCut(
+        blocks=16, splits=8, warps=8, tiles=1, windows=4, stages=4, gated=False
+    ),
     ((6144, 4096), 16): WideCut(features=96, splits=2, windows=1, stages=10, groups=1),
-    ((4096, 4096), 16): WideCut(features=128, splits=4, windows=2, stages=4, groups=2),
+    ((4096, 4096), 16): WideCut(features=128, splits=4, windows=1, stages=12, groups=2),
     ((28672, 4096), 16): WideCut(features=112, windows=1, stages=6, groups=2, gated=True),
-    ((4096, 14336), 16): WideCut(features=256, splits=8, windows=1, stages=5, groups=2),
+    ((4096, 14336), 16): WideCut(features=128, splits=4, windows=1, stages=12, groups=2),
+    ((10240, 5120), 16): WideCut(features=160, splits=2, windows=2, stages=4, groups=2),
+    ((5120, 8192), 16): WideCut(features=80, splits=2, windows=2, stages=9, groups=1),
+    ((51200, 5120), 16): WideCut(
+        features=40, windows=2, stages=9, groups=1, gated=True, blocks=128
+    ),
+    ((5120, 25600), 16): WideCut(features=160, splits=4, windows=2, stages=4, groups=2),
     ((6144, 4096), 32): WideCut(features=96, splits=2, windows=1, stages=10, groups=1),
     ((4096, 4096), 32): WideCut(features=64, splits=2, windows=2, stages=6, groups=1),
-    ((28672, 4096), 32): WideCut(features=112, windows=1, stages=6, groups=2, gated=True),
+    ((28672, 4096), 32): WideCut(
+        features=56, windows=1, stages=12, groups=1, gated=True, blocks=128
+    ),
     ((4096, 14336), 32): WideCut(features=64, splits=2, windows=2, stages=6, groups=1),
     ((6144, 4096), 64): WideCut(features=96, splits=2, windows=1, stages=10, groups=1),
     ((4096, 4096), 64): WideCut(features=64, splits=2, windows=2, stages=6, groups=1),
@@ -150,8 +167,8 @@ HOPPER_AHEAD: Mapping[tuple[Shape, int], AheadCut] = {
     ),
     ((4096, 14336), 64): WideCut(features=64, splits=2, windows=2, stages=6, groups=1),
 }
-"""In place of `HOPPER_CUTS`, in steps whose layers have no other products: primed ones for few
-rows, wide ones for more."""
+"""In place of `HOPPER_CUTS`, in steps whose layers have no other products but a router's and its
+experts': primed ones for few rows, wide ones for more."""
 
 HOPPER_TILINGS: Tilings = _with_32(
     {
@@ -179,10 +196,30 @@ as Triton's; the others differ from it in numbers only."""
 
 HOPPER_ATTENTIONS: Mapping[tuple[Heads, int], AnyAttention] = {
     ((32, 8, 128), 1): DirectCut(warps=8, resident=1, clustered=True, most=8),
+    ((32, 8, 128), 16): EvenCut(warps=4, pairs=3, resident=2),
+    ((32, 8, 128), 32): EvenCut(warps=4, pairs=3, resident=2),
+    ((32, 8, 128), 64): EvenCut(warps=4, pairs=3, resident=2),
+    ((32, 4, 128), 1): DirectCut(warps=4, resident=3, clustered=True, most=16),
+    ((64, 8, 128), 16): EvenCut(warps=8, pairs=5, resident=1),
 }
 """In place of Triton's kernels, by the most rows of decode steps whose layers' products are of
-`HOPPER_AHEAD`. One row was measured; the clusters of more would not all fit at once: 16 of eight
-blocks at two rows, 32 of four at four, where an H200 has held 30 of four."""
+`HOPPER_AHEAD`. 1, 16 and 64 rows were measured; at 16 of Llama's, `EvenCut(warps=8, pairs=6,
+resident=1)` takes 1 % less of a step where all rows are equally long, and 1 % more where they are
+not. Of two to eight, which have Triton's, direct attention's clusters would not all fit at once: 16
+of eight blocks at two rows, 32 of four at four, where an H200 has held 30 of four."""
+
+HOPPER_NORMS: Mapping[int, Set[int]] = {5120: {16}}
+"""Row tiles of the primed norm, by a model's hidden size: Triton's computes 8,192 features for it;
+of 4,096 both take as long."""
+
+HOPPER_EXPERTS: Mapping[Mixture, OneTokenCut] = {
+    (128, 8, 2048, 768): OneTokenCut(
+        gate=PrimedCut(blocks=16, warps=6, stages=5, gated=True), sum_stages=2, scored=4
+    ),
+}
+"""Of steps of one token whose layers' other products are of `HOPPER_AHEAD`. A gate's block takes
+more than half of a multiprocessor's shared memory and leaves room for one of the sum's: where two
+of the gate's fitted, steps were 15 % longer."""
 
 
 def measured(capability: tuple[int, int]) -> tuple[Cuts, Tilings]:
@@ -204,14 +241,16 @@ def measured_choices(
 ) -> StepChoices:
     """What a model's steps have on such a GPU, with so many multiprocessors for them.
 
-    Products that read ahead only for numbers of rows for which all products of its layers are in
-    the table: it is worth it in a chain, and only such chains were measured. Nor where some of a
-    product's blocks would have no multiprocessor to themselves: it would take twice as long.
+    Products that read ahead only for numbers of rows for which all products of its layers, but for
+    those of experts and their router, are in the table: it is worth it in a chain, and only such
+    chains were measured. Nor where some of a product's blocks would have no multiprocessor to
+    themselves: it would take twice as long.
     """
     streamed, _ = measured(capability)
     if not streamed:
         return StepChoices()
-    layer = {product.shape for product in step_products(architecture) if product.name != "head"}
+    apart = "head", "router"
+    layer = {p.shape for p in step_products(architecture) if p.name not in apart}
     ahead = {
         tile
         for tile in ROW_TILES
@@ -222,6 +261,10 @@ def measured_choices(
         )
     }
     heads = architecture.heads, architecture.kv_heads, architecture.head_dim
+    mixture = (
+        *(architecture.experts, architecture.experts_per_token),
+        *(architecture.hidden_size, architecture.intermediate_size),
+    )
     return StepChoices(
         cuts={
             **streamed,
@@ -232,6 +275,8 @@ def measured_choices(
             for (of, rows), cut in HOPPER_ATTENTIONS.items()
             if of == heads and row_tile(rows) in ahead
         },
+        norms=ahead & HOPPER_NORMS.get(architecture.hidden_size, set()),
+        one_token_experts=HOPPER_EXPERTS.get(mixture) if row_tile(1) in ahead else None,
     )
 
 

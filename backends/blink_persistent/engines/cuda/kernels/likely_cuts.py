@@ -9,7 +9,7 @@ products (tests/bench/results/gpu-2026-11-30): errors of 5 %. Of `primed_candida
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Shape, StepChoices
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import (
@@ -167,7 +167,8 @@ def likely_choices(
     """
     attended = primed_attention and is_attended(architecture)
     cuts = likely_cuts(architecture, primed_attention=attended)
-    return StepChoices(
+    return replace(
+        known,
         cuts={**known.cuts, **{key: cut for key, cut in cuts.items() if key[1] in LIKELY_TILES}},
         attentions={tile: likely_attention(tile) for tile in LIKELY_TILES if attended},
         norms={tile for tile in LIKELY_TILES if tile > ROW_TILES[0]},

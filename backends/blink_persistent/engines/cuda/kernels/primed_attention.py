@@ -1,6 +1,7 @@
 """Decode attention in CUDA C++, with rotation, append and the sum over splits in one kernel.
 
-It loads KV while the product before it ends, and leaves room for the product behind it.
+It loads KV while the product before it ends; cut for few rows, it leaves room for the product
+behind it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from blink_persistent.engines.cuda.kernels.choices import (
     attention_tile,
 )
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut, direct_code
+from blink_persistent.engines.cuda.kernels.even_attention_cut import PAGE, EvenCut, even_code
 from blink_persistent.engines.cuda.kernels.primed_attention_cut import (
+    MOST_GROUP,
     MOST_SPLITS,
     AttentionCall,
     AttentionCut,
@@ -27,6 +30,8 @@ from blink_persistent.engines.cuda.kernels.primed_attention_cut import (
     likely_attention,
 )
 from blink_persistent.engines.cuda.kernels.protocol import Projected
+from blink_persistent.engines.cuda.kernels.wide import tensor_map
+from blink_persistent.engines.cuda.kernels.wide_cut import ALIGNMENT
 from blink_persistent.gpu.chained_launch import ChainedKernel
 from blink_persistent.gpu.driver import Gpu
 from blink_server.importers.checkpoint import Architecture
@@ -51,27 +56,27 @@ class PrimedAttention:
         """`cuts`: by the most rows that each is for, as in `StepChoices`; by default for all
         `ROW_TILES`, cut as is likely.
 
-        The model's heads have to be such that `is_attended` says so. Raises DeviceCodeError or
-        CudaError.
+        The model's heads have to be such that `is_attended` says so, and that an `EvenCut` fits.
+        Raises DeviceCodeError or CudaError.
         """
         assert is_attended(architecture)
-        self._shape, self._processors = architecture, processors
+        self._gpu, self._shape, self._processors = gpu, architecture, processors
         if cuts is None:
             cuts = {tile: likely_attention(tile) for tile in ROW_TILES}
         self._cuts = cuts
         size, rows = architecture.head_dim, min(max_rows, ROW_TILES[-1])
         self._kernels = load_attentions(gpu, set(self._cuts.values()), architecture)
-        splits = max(
+        parts = max(
             (
-                count * self._splits(cut, count, MOST_SPLITS * architecture.context_length)
+                self._parts(cut, count)
                 for count in range(1, rows + 1)
                 if (cut := self._cut(count)) is not None
             ),
             default=0,
         )
         floats = {"dtype": torch.float32, "device": device}
-        self._partial = torch.zeros(splits * architecture.heads * size, **floats)
-        self._log_sums = torch.zeros(splits * architecture.heads, **floats)
+        self._partial = torch.zeros(parts * size, **floats)
+        self._log_sums = torch.zeros(parts, **floats)
         self._arrived = torch.zeros(rows * architecture.kv_heads, dtype=torch.int32, device=device)
 
     def takes(self, new: Projected) -> bool:
@@ -116,6 +121,13 @@ class PrimedAttention:
         )
         stream = torch.cuda.current_stream().cuda_stream
         kernel = self._kernels[cut]
+        if isinstance(cut, EvenCut):
+            maps = (
+                tensor_map(self._gpu, pages.view(-1, shape.head_dim), min(PAGE, block_size))
+                for pages in (keys, values)
+            )
+            kernel.launch(cut.blocks(self._processors), stream, *maps, call, chained=chained)
+            return
         blocks, cluster = rows * heads.kv_heads * splits, splits if is_clustered(cut) else 1
         kernel.launch(blocks, stream, call, chained=chained, cluster=cluster)
 
@@ -124,7 +136,16 @@ class PrimedAttention:
         return None if tile is None else self._cuts.get(tile)
 
     def _splits(self, cut: AnyAttention, rows: int, capacity: int) -> int:
+        if isinstance(cut, EvenCut):
+            return 1
         return cut.splits(rows, self._shape.kv_heads, capacity, self._processors)
+
+    def _parts(self, cut: AnyAttention, rows: int) -> int:
+        """Of heads, that blocks leave to be added."""
+        if isinstance(cut, EvenCut):
+            return cut.blocks(self._processors) * 2 * MOST_GROUP
+        longest = MOST_SPLITS * self._shape.context_length
+        return rows * self._shape.heads * self._splits(cut, rows, longest)
 
 
 def load_attentions(
@@ -134,9 +155,14 @@ def load_attentions(
     size, group = architecture.head_dim, architecture.heads // architecture.kv_heads
     primed = {cut: cut.shared_bytes(size) for cut in cuts if isinstance(cut, AttentionCut)}
     direct = {cut: cut.shared_bytes(size, group) for cut in cuts if isinstance(cut, DirectCut)}
+    even = {
+        cut: cut.shared_bytes(size, group) + ALIGNMENT for cut in cuts if isinstance(cut, EvenCut)
+    }
+    assert all(cut.fits(size, group) for cut in even)
     sources: list[tuple[str, Mapping[Any, int], str]] = [
         ("primed_attention_gpu.cu", primed, attention_code(primed, size)),
         ("direct_attention_gpu.cu", direct, direct_code(direct, size)),
+        ("even_attention_gpu.cu", even, even_code(even, size)),
     ]
     kernels: dict[AnyAttention, ChainedKernel] = {}
     for source, of_kind, code in sources:
@@ -145,7 +171,7 @@ def load_attentions(
         program = gpu.load(source, (AttentionCall,), prologue=code)
         for cut, shared in of_kind.items():
             function = program.function(cut.kernel_name(size))
-            kernels[cut] = ChainedKernel(gpu, function, threads=32 * cut.warps, shared_bytes=shared)
+            kernels[cut] = ChainedKernel(gpu, function, threads=cut.threads, shared_bytes=shared)
             if is_clustered(cut):
                 kernels[cut].allow_large_clusters()
     return kernels

@@ -44,6 +44,11 @@ class AttentionCut:
         wanted = self.programs * processors // (rows * kv_heads)
         return max(1, min(wanted, capacity // (TILE * self.warps), MOST_SPLITS))
 
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.warps
+
     def shared_bytes(self, head_dim: int) -> int:
         """Dynamic shared memory of a block."""
         return 2 * head_dim * (self.warps * self.stages * 2 * TILE + MOST_GROUP + 2)

@@ -100,12 +100,30 @@ class Kernels(Protocol):
         """
         ...
 
+    def route(
+        self,
+        delta: Tensor,
+        gain: Tensor,
+        epsilon: float,
+        residual: Tensor,
+        out: Tensor,
+        router: Tensor,
+        entries: Tensor,
+        room: ExpertRoom,
+    ) -> None:
+        """`add_norm`, then `choose_experts` by the product of its `out` with `router`.
+
+        `residual` may lack `delta` until the parts of `expert_products` are added to it, and of
+        the choice `room` may have the scores alone.
+        """
+        ...
+
     def expert_products(self, x: Tensor, gate_up: Tensor, down: Tensor, room: ExpertRoom) -> Tensor:
         """What the experts chosen for `x` [t, hidden] make of it, times their shares, in parts.
 
         `gate_up` is [experts, 2 * intermediate, hidden], `down` [experts, hidden, intermediate].
-        The parts [chosen, t, hidden] lie in `room`; those of tokens that take no part are left as
-        they are.
+        The parts [parts, t, hidden], of which one may be what `route` has not added to the residual
+        stream, are valid until the next call. Those of tokens that take no part have no meaning.
         """
         ...
 

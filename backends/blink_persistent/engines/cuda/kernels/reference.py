@@ -32,6 +32,22 @@ class ReferenceKernels:
         room.chosen[: len(scores)] = experts.int().masked_fill(entries[:, None] < 0, -1)
         room.shares[: len(scores)] = best.softmax(dim=1)
 
+    def route(
+        self,
+        delta: Tensor,
+        gain: Tensor,
+        epsilon: float,
+        residual: Tensor,
+        out: Tensor,
+        router: Tensor,
+        entries: Tensor,
+        room: ExpertRoom,
+    ) -> None:
+        scores = room.scores[: len(out)]
+        self.add_norm(delta, gain, epsilon, residual, out)
+        self.vocabulary_product(out, router, scores)
+        self.choose_experts(scores, entries, room)
+
     def expert_products(self, x: Tensor, gate_up: Tensor, down: Tensor, room: ExpertRoom) -> Tensor:
         chosen, parts = room.chosen[: len(x)], room.parts_of(len(x))
         inner = room.inner.view(*room.chosen.shape, -1)

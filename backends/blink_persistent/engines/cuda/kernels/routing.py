@@ -8,7 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blink_persistent.engines.cuda.kernels.chain import join_chain
+from blink_persistent.engines.cuda.kernels.chain import (
+    await_previous,
+    join_chain,
+    let_next_in,
+)
 
 
 @triton.jit
@@ -91,3 +95,47 @@ def sort_pairs(
         for at in range(tl.sum(needed, axis=0), blocks, TILE):
             none = tl.full([TILE], -1, tl.int32)
             tl.store(block_experts + at + i, none, mask=at + i < blocks)
+
+
+@triton.jit
+def norm_scores(
+    delta,
+    gain,
+    residual,
+    added,
+    out,
+    router,
+    scores,
+    epsilon,
+    PARTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    SCORED: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    """As `add_norm` of one row, and `scores` [EXPERTS] of the normed row with `router`.
+
+    A program has SCORED experts, and computes the norm for itself; so what all read, `residual`,
+    is left as it is, and `added` [SIZE] becomes the sum of `delta`.
+    """
+    let_next_in(CHAINED)
+    column = tl.arange(0, TILE)
+    inside = column < SIZE
+    expert = tl.program_id(0) * SCORED + tl.arange(0, SCORED)
+    places = router + expert[:, None] * SIZE + column[None, :]
+    weights = tl.load(places, mask=(expert < EXPERTS)[:, None] & inside[None, :], other=0.0)
+    gains = tl.load(gain + column, mask=inside, other=0.0).to(tl.float32)
+    await_previous(CHAINED)
+    before = tl.load(residual + column, mask=inside, other=0.0)
+    total = tl.zeros([TILE], tl.float32)
+    for part in tl.static_range(PARTS):
+        total += tl.load(delta + part * SIZE + column, mask=inside, other=0.0).to(tl.float32)
+    x = before + total
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / SIZE + epsilon)
+    normed = (x * scale * gains).to(out.dtype.element_ty)
+    found = tl.sum(weights.to(tl.float32) * normed.to(tl.float32)[None, :], axis=1)
+    tl.store(scores + expert, found, mask=expert < EXPERTS)
+    first = inside & (tl.program_id(0) == 0)
+    tl.store(added + column, total, mask=first)
+    tl.store(out + column, normed, mask=first)

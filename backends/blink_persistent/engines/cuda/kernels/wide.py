@@ -72,10 +72,9 @@ class WideProducts:
             cut.blocks_for(size) * cut.splits,
             torch.cuda.current_stream().cuda_stream,
             tensor_map(self._gpu, weight, cut.box_rows),
-            tensor_map(self._gpu, x, row_tile // cut.cluster),
+            tensor_map(self._gpu, x, row_tile),
             wide_call(cut, out.data_ptr(), (rows, size, depth)),
             chained=chained,
-            cluster=cut.cluster,
         )
 
 
@@ -97,7 +96,7 @@ def tensor_map(gpu: Gpu, matrix: Tensor, box_rows: int) -> ctypes.Array[ctypes.c
         [driver.cuuint32_t(1), driver.cuuint32_t(1)],
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     parameter = (ctypes.c_uint64 * 16)()

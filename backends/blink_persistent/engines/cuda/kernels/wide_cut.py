@@ -9,14 +9,16 @@ from dataclasses import dataclass
 WINDOW = 64  # inner elements whose rows of a tile lie together in shared memory
 BOX_ROWS = 256  # that a bulk copy takes at most
 BARRIER_BYTES = 1024
+FIRST_BYTES = 42 << 10
+"""Of weights, that a block has on their way at a time until all of its stages are asked for once:
+measured at 16 to 64 rows of Llama-3-8B, where twice as much was no better than all at once."""
 ALIGNMENT = 1024
 """Of shared memory: as much of it as is left out may come before what a kernel uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class WideCut:
-    """`blocks` times `splits` blocks, at most one a multiprocessor, in clusters of `cluster`,
-    one or two.
+    """`blocks` times `splits` blocks, at most one a multiprocessor.
 
     A block computes tiles of `features`, in steps of `windows` * 64 inner elements, of which
     `stages` are in shared memory or on their way, by `groups` warpgroups. `gated`: for gate and up
@@ -28,7 +30,6 @@ class WideCut:
     windows: int = 2
     stages: int = 4
     groups: int = 2
-    cluster: int = 1
     gated: bool = False
     blocks: int | None = None
 
@@ -38,8 +39,6 @@ class WideCut:
             depth % (self.splits * self.windows * WINDOW) == 0
             and self.box_rows % 8 == 0
             and self.features % self.box_rows == 0
-            and self.cluster in (1, 2)
-            and self.blocks_for(size) % self.cluster == 0
             # Rows of the gate's last tile that are up's would be read for nothing.
             and (not self.gated or size % self.features == 0)
             and (not self.gated or self.features <= 64 * self.groups)
@@ -61,8 +60,13 @@ class WideCut:
 
     @property
     def threads(self) -> int:
-        """Of a block: those that multiply, and a warp that copies."""
-        return 128 * self.groups + 32
+        """Of a block: those that multiply, and two warps that copy."""
+        return 128 * self.groups + 64
+
+    @property
+    def first(self) -> int:
+        """Stages of weights that are on their way at a time at first."""
+        return -(-FIRST_BYTES // (2 * WINDOW * self.windows * self.tile_rows))
 
     def shared_bytes(self, row_tile: int) -> int:
         """Shared memory of a block, for so many rows of `ROW_TILES`, without what aligns it."""
@@ -84,6 +88,7 @@ class WideProductCall(ctypes.Structure):
         ("size", ctypes.c_uint32),
         ("share", ctypes.c_uint32),
         ("blocks", ctypes.c_uint32),
+        ("first", ctypes.c_uint32),
     ]
 
 
@@ -91,7 +96,12 @@ def wide_call(cut: WideCut, out: int, sizes: tuple[int, int, int]) -> WideProduc
     """For `sizes` rows, output features, inner elements, to the address `out`."""
     rows, size, depth = sizes
     return WideProductCall(
-        out=out, rows=rows, size=size, share=depth // cut.splits, blocks=cut.blocks_for(size)
+        out=out,
+        rows=rows,
+        size=size,
+        share=depth // cut.splits,
+        blocks=cut.blocks_for(size),
+        first=cut.first,
     )
 
 
@@ -104,26 +114,25 @@ class WideKernel:
     windows: int
     stages: int
     groups: int
-    cluster: int
     gated: bool
 
     @classmethod
     def of(cls, cut: WideCut, row_tile: int) -> WideKernel:
         """The kernel that computes up to `row_tile` rows, a number of `ROW_TILES`."""
-        sizes = cut.windows, cut.stages, cut.groups, cut.cluster
+        sizes = cut.windows, cut.stages, cut.groups
         return cls(cut.features, row_tile, *sizes, gated=cut.gated)
 
     @property
     def name(self) -> str:
         """Of its function."""
-        sizes = self.features, self.row_tile, self.windows, self.stages, self.groups, self.cluster
+        sizes = self.features, self.row_tile, self.windows, self.stages, self.groups
         return "_".join(("blink_wide_gated" if self.gated else "blink_wide", *map(str, sizes)))
 
     @property
     def definition(self) -> str:
         """Its line of BLINK_PRODUCTS."""
         rows = self.features * (2 if self.gated else 1)
-        sizes = rows, self.row_tile, self.windows, self.stages, self.groups, self.cluster
+        sizes = rows, self.row_tile, self.windows, self.stages, self.groups
         written = "true, uint16_t" if self.gated else "false, float"
         return f"BLINK_PRODUCT({self.name}, {', '.join(map(str, sizes))}, {written})"
 
