@@ -59,11 +59,11 @@ class MakePort:
     def stand_still_after(self, steps: int) -> None:
         """Nothing that is submitted next ends before `go_on`; on a GPU it takes a while."""
         if self._ring is not None:
-            self._ring.pause_after = steps
+            self._ring.stand_still_after(steps)
 
     def go_on(self) -> None:
         if self._ring is not None:
-            self._ring.open_gate.set()
+            self._ring.go_on()
 
 
 PORTS = {

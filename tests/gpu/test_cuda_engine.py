@@ -18,10 +18,13 @@ from blink_server.testing.memory_checkpoint import (
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
+from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead_products import ahead_on
+from blink_persistent.engines.cuda.kernels.choices import AnyAttention
+from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
+from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cuts
-from blink_persistent.engines.cuda.kernels.primed import primed_on
-from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.provisioned import CudaProvisioned
@@ -58,6 +61,7 @@ FAMILIES = {
         **{"heads": 8, "kv_heads": 2, "head_dim": 64, "qk_norm": True},
     ),
 }
+EVEN = EvenCut(warps=4, pairs=3, resident=2)
 BFLOAT16 = 2e-2  # ||difference|| / ||expected|| that bfloat16 arithmetic may make in few layers
 
 
@@ -67,27 +71,28 @@ def distance(found: Any, expected: Any) -> float:
     return float(difference.nan_to_num(nan=torch.inf))
 
 
-@pytest.fixture(params=["measured", "primed"])
+@pytest.fixture(params=["measured", "primed_products"])
 def decode_kernels(request: pytest.FixtureRequest) -> str:
     """The engine's option."""
-    if request.param == "primed" and torch.cuda.get_device_capability(0) != (9, 0):
+    if request.param == "primed_products" and torch.cuda.get_device_capability(0) != (9, 0):
         pytest.skip("primed kernels are for compute capability 9.0")
     return str(request.param)
 
 
 @pytest.fixture
 def make_kernels(decode_kernels: str) -> Iterator[Callable[[Any], FusedKernels]]:
-    """The fused kernels for an architecture."""
+    """The fused kernels for an architecture; beside primed products, attention that reads ahead."""
     sizes: dict[str, Any] = {"max_rows": 8, "processors": 131, "device": "cuda"}
     with Gpu() as gpu:
 
         def make(architecture: Any) -> FusedKernels:
             chosen: dict[str, Any] = {}
-            if decode_kernels == "primed":
+            if decode_kernels == "primed_products":
+                cuts: dict[int, AnyAttention] = {1: DirectCut(clustered=True), 8: EVEN}
                 chosen = {
-                    "cuts": likely_cuts(architecture, primed_attention=True),
-                    "make_primed": primed_on(gpu),
-                    "primed_attention": PrimedAttention(gpu, architecture, **sizes),
+                    "cuts": likely_cuts(architecture),
+                    "make_ahead": ahead_on(gpu),
+                    "ahead_attention": AheadAttention(gpu, architecture, cuts=cuts, **sizes),
                     "primed_norm": primed_norm_for(gpu, architecture.hidden_size),
                 }
             return FusedKernels(architecture, capacity=2048, chained=True, **sizes, **chosen)

@@ -1,4 +1,4 @@
-"""Primed attention attends, rotates and appends as plain PyTorch does, chained in a graph too."""
+"""Attention that reads ahead attends, rotates and appends as plain PyTorch does, in a graph too."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
 from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, AnyAttention
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
-from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Projected, Rotary
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.gpu.driver import Gpu
@@ -26,7 +25,6 @@ BLOCK_SIZE, CONTEXT = 64, 2048
 BFLOAT16 = 1e-2  # ||difference|| / ||expected||
 LENGTHS = (1024, 0, 1, 17, 65, 2048, 500, 63)
 CUTS = [
-    *(None, AttentionCut(warps=4, stages=1, programs=4), AttentionCut(warps=8, stages=1)),
     *(DirectCut(programs=3), DirectCut(clustered=True), DirectCut(warps=8, resident=2)),
     DirectCut(warps=8, resident=1, clustered=True, most=8),
     *(EvenCut(warps=8, pairs=6, resident=1), EvenCut(warps=4, pairs=3, resident=2)),
@@ -100,19 +98,18 @@ def same(found: tuple[Any, Any, Any], expected: tuple[Any, Any, Any]) -> bool:
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("model", ["smollm2-135m", "llama-3-8b", "qwen2.5-7b", "qwen3-32b"])
-def test_it_attends_as_plain_pytorch_does(model: str, cut: AnyAttention | None) -> None:
+def test_it_attends_as_plain_pytorch_does(model: str, cut: AnyAttention) -> None:
     shape = ARCHITECTURES[model]
     if isinstance(cut, EvenCut) and not cut.fits(shape.head_dim, shape.heads // shape.kv_heads):
         pytest.skip("there is no room for its blocks")
     with Gpu() as gpu:
         sizes: dict[str, Any] = {"max_rows": 64, "processors": 131, "device": "cuda"}
-        cuts = None if cut is None else dict.fromkeys(ROW_TILES, cut)
-        primed = PrimedAttention(gpu, shape, cuts=cuts, **sizes)
+        attention = AheadAttention(gpu, shape, cuts=dict.fromkeys(ROW_TILES, cut), **sizes)
         for rows, parts in ((1, 4), (3, 1), (16, 2), (33, 1), (64, 2)):
             row = Row(shape, rows, parts)
             expected = row.attend(ReferenceKernels().attend_new)
             for _ in range(3):  # what blocks count is left as it was
-                assert same(row.attend(primed, chained=False), expected)
+                assert same(row.attend(attention, chained=False), expected)
         torch.cuda.synchronize()
 
 
@@ -126,7 +123,7 @@ def test_even_shares_are_right_on_any_gpu_and_in_blocks_of_any_size(
     cuts = {8: few, 16: few, 32: many, 64: many}
     with Gpu() as gpu:
         sizes: dict[str, Any] = {"max_rows": 64, "processors": processors, "device": "cuda"}
-        even = PrimedAttention(gpu, shape, cuts=cuts, **sizes)
+        even = AheadAttention(gpu, shape, cuts=cuts, **sizes)
         for rows in (2, 9, 16, 17, 32, 63):
             row = Row(shape, rows, 1, block_size)
             expected = row.attend(ReferenceKernels().attend_new)
@@ -138,26 +135,26 @@ def test_even_shares_are_right_on_any_gpu_and_in_blocks_of_any_size(
 @pytest.mark.parametrize(
     ("cut", "rows"),
     [
-        *((None, 1), (DirectCut(), 1), (DirectCut(clustered=True), 1)),
+        *((DirectCut(), 1), (DirectCut(clustered=True), 1)),
         *((EvenCut(warps=8, pairs=6, resident=1), 8), (EvenCut(warps=4, pairs=3, resident=2), 7)),
     ],
     ids=str,
 )
-def test_chained_after_what_it_reads_it_waits(cut: AnyAttention | None, rows: int) -> None:
+def test_chained_after_what_it_reads_it_waits(cut: AnyAttention, rows: int) -> None:
     """The projection is written by the kernel ahead, again and again, in one graph."""
     shape = ARCHITECTURES["llama-3-8b"]
     row = Row(shape, rows, 2)
     projections = [torch.randn_like(row.new.qkv) for _ in range(8)]
     with Gpu() as gpu:
         sizes: dict[str, Any] = {"max_rows": 8, "processors": 131, "device": "cuda"}
-        primed = PrimedAttention(gpu, shape, cuts={8: cut} if cut else None, **sizes)
+        attention = AheadAttention(gpu, shape, cuts={8: cut}, **sizes)
         outs = [torch.zeros_like(row.new.queries) for _ in projections]
         pages = row.keys.clone(), row.values.clone()
 
         def run(chained: bool) -> None:
             for projection, out in zip(projections, outs, strict=True):
                 torch.mul(projection, 1.0, out=row.new.qkv)  # a kernel, not a copy
-                primed(row.new, *pages, row.lengths, row.tables, out, chained=chained)
+                attention(row.new, *pages, row.lengths, row.tables, out, chained=chained)
 
         torch.cuda.synchronize()  # another stream does not wait for what was made here
         with torch.cuda.stream(torch.cuda.Stream()):

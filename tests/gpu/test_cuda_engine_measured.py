@@ -12,11 +12,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead_products import ahead_on
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.hopper import measured_choices
 from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
-from blink_persistent.engines.cuda.kernels.primed import primed_on
-from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
+from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.step_tensors import KvCache, StepInputs, Workspace, empty_inputs
@@ -27,7 +28,7 @@ from blink_server.importers.checkpoint import Architecture
 pytestmark = pytest.mark.gpu
 
 HOPPER = (9, 0)
-LLAMA, QWEN = "llama-3-8b", "qwen3-30b-a3b"
+LLAMA, QWEN, MIXTURE = "llama-3-8b", "qwen3-32b", "qwen3-30b-a3b"
 VOCABULARY, MAX_ROWS, MAX_BLOCKS, BLOCK_SIZE = 1024, 64, 32, 64
 LENGTHS = (1024, 1, 17, 65, 2047, 500, 63)
 BFLOAT16 = 2e-2  # ||difference|| / ||expected|| that bfloat16 arithmetic may make in few layers
@@ -56,8 +57,9 @@ def decoders(request: pytest.FixtureRequest) -> Iterator[tuple[Decoder, Decoder]
             capacity=MAX_BLOCKS * BLOCK_SIZE,
             chained=True,
             cuts=choices.cuts,
-            make_primed=primed_on(gpu),
-            primed_attention=PrimedAttention(gpu, shape, cuts=choices.attentions, **sizes),
+            make_ahead=ahead_on(gpu),
+            ahead_attention=AheadAttention(gpu, shape, cuts=choices.attentions, **sizes),
+            primed_norm=primed_norm_for(gpu, shape.hidden_size, choices.norms),
             one_token_experts=experts,
             **sizes,
         )
@@ -88,7 +90,8 @@ def inputs() -> StepInputs:
     ("decoders", "rows"),
     [
         *((LLAMA, rows) for rows in (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)),
-        *((QWEN, rows) for rows in (1, 2, 8)),
+        *((QWEN, rows) for rows in (1, 9, 16)),
+        *((MIXTURE, rows) for rows in (1, 2, 8)),
     ],
     indirect=["decoders"],
 )

@@ -25,7 +25,7 @@ STEPS = {  # start and tokens of each prompt
     "a late chunk": [(1900, 148)],
 }
 MODELS = ["llama-3-8b", "smollm2-135m", "qwen2.5-7b", "qwen3-32b", "qwen3-30b-a3b", "phi-4"]
-TILINGS = [PageTiling(), PageTiling(teams=2, stages=4), PageTiling(teams=2, stages=2)]
+TILINGS = [PageTiling(), PageTiling(stages=2)]
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.kernels.ahead_products import ahead_on
 from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, AheadCut, Shape, row_tile
 from blink_persistent.engines.cuda.kernels.hopper import HOPPER_AHEAD, measured
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cut, step_products
-from blink_persistent.engines.cuda.kernels.primed import primed_on
 from blink_persistent.engines.cuda.kernels.products import Products
 from blink_persistent.engines.cuda.kernels.wide_cut import WideCut
 from blink_persistent.gpu.driver import Gpu
@@ -95,7 +95,7 @@ def test_a_primed_product_is_the_librarys(name: str) -> None:
         assert cut is not None
         cuts[product.shape, tile] = cut
     with Gpu() as gpu:
-        options: dict[str, Any] = {"device": "cuda", "primed": primed_on(gpu)(cuts)}
+        options: dict[str, Any] = {"device": "cuda", "ahead": ahead_on(gpu)(cuts)}
         products = Products([product.shape], cuts, chained=True, **options)
         for rows in ROWS:
             x = torch.randn(rows, product.shape[1], device="cuda", dtype=torch.bfloat16)
@@ -108,7 +108,7 @@ def test_a_measured_product_that_reads_ahead_is_the_librarys(shape: Shape) -> No
     torch.manual_seed(1)
     weight = torch.randn(shape, device="cuda", dtype=torch.bfloat16) / shape[1] ** 0.5
     with Gpu() as gpu:
-        options: dict[str, Any] = {"device": "cuda", "primed": primed_on(gpu)(HOPPER_AHEAD)}
+        options: dict[str, Any] = {"device": "cuda", "ahead": ahead_on(gpu)(HOPPER_AHEAD)}
         products = Products([shape], HOPPER_AHEAD, chained=True, **options)
         for rows in range(1, ROW_TILES[-1] + 1):
             if (shape, row_tile(rows)) in HOPPER_AHEAD:
@@ -137,7 +137,7 @@ def test_chained_products_wait_for_what_they_read(cut: AheadCut) -> None:
     room = torch.empty(4, 2 * size, device="cuda", dtype=torch.bfloat16)
 
     with Gpu() as gpu:
-        options: dict[str, Any] = {"device": "cuda", "primed": primed_on(gpu)(cuts)}
+        options: dict[str, Any] = {"device": "cuda", "ahead": ahead_on(gpu)(cuts)}
 
         def run(chained: bool) -> Any:
             products = Products([(2 * size, size)], cuts, chained=chained, **options)

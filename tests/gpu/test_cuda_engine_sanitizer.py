@@ -1,5 +1,5 @@
 """memcheck finds nothing in the captured graphs of the engine `cuda`, driven by a host thread, and
-no tool anything in the primed kernels alone.
+no tool anything in the kernels that read ahead alone.
 
 racecheck is left out of the graphs: it reports races inside the library's own kernels, and under
 it alone the program ends with an illegal address (docs/cuda-engine.md).
@@ -24,17 +24,17 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("decode_kernels", ["measured", "primed"])
+@pytest.mark.parametrize("decode_kernels", ["measured", "primed_products"])
 def test_a_small_model_is_clean(tmp_path: Path, decode_kernels: str) -> None:
     said = run_under("memcheck", "engine_run.py", str(tmp_path), decode_kernels)
     assert "all answers are right" in said
 
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
-def test_the_primed_kernels_are_clean(tool: str) -> None:
+def test_the_kernels_that_read_ahead_are_clean(tool: str) -> None:
     if torch.cuda.get_device_capability(0) != (9, 0):
-        pytest.skip("primed kernels are for compute capability 9.0")
-    assert "all results are right" in run_under(tool, "primed_run.py")
+        pytest.skip("they are for compute capability 9.0")
+    assert "all results are right" in run_under(tool, "ahead_run.py")
 
 
 def run_under(tool: str, program: str, *arguments: str) -> str:

@@ -32,13 +32,12 @@ int run(const AttentionCall& a, uint32_t pages, uint32_t warps, size_t head_dim,
     return 0;
 }
 
-// Returns the bytes of shared memory for groups of `pages` heads without an attention. No copies are
-// made, late or not.
-#define BLINK_DIRECT(NAME, WARPS, HEAD_DIM, PROGRAMS, CLUSTERED)                                       \
-    extern "C" int NAME(const AttentionCall* a, uint32_t pages, bool, uint32_t seed, Faults* faults) { \
-        using Kernel = DirectAttention<HostLanes, WARPS, HEAD_DIM, CLUSTERED>;                         \
-        if (a == nullptr) return static_cast<int>(Kernel::shared_bytes(pages));                        \
-        return run<Kernel>(*a, pages, WARPS, HEAD_DIM, CLUSTERED, seed, faults);                       \
+// Returns the bytes of shared memory for groups of `pages` heads without an attention.
+#define BLINK_DIRECT(NAME, WARPS, HEAD_DIM, PROGRAMS, CLUSTERED)                                 \
+    extern "C" int NAME(const AttentionCall* a, uint32_t pages, uint32_t seed, Faults* faults) { \
+        using Kernel = DirectAttention<HostLanes, WARPS, HEAD_DIM, CLUSTERED>;                   \
+        if (a == nullptr) return static_cast<int>(Kernel::shared_bytes(pages));                  \
+        return run<Kernel>(*a, pages, WARPS, HEAD_DIM, CLUSTERED, seed, faults);                 \
     }
 
 BLINK_DIRECTS

@@ -3,8 +3,7 @@
 #include "blink/tiles_host.h"
 #include "blink/wide_product.h"
 
-using blink::HostMap, blink::HostTiles, blink::TileCluster, blink::TileFaults, blink::WideProduct,
-    blink::WideProductCall;
+using blink::HostMap, blink::HostTiles, blink::TileBlock, blink::TileFaults, blink::WideProduct, blink::WideProductCall;
 
 template <class Kernel, uint32_t kRows, bool kGated>
 int run(const uint16_t* x, const uint16_t* weight, uint32_t depth, const WideProductCall& call, bool copies_late,
@@ -12,12 +11,12 @@ int run(const uint16_t* x, const uint16_t* weight, uint32_t depth, const WidePro
     const HostMap weights{weight, depth, (kGated ? 2 : 1) * call.size, Kernel::kBoxRows, false};
     const HostMap inputs{x, depth, call.rows, kRows, true};
     for (uint32_t number = 0; number < depth / call.share * call.blocks; ++number) {
-        TileCluster cluster(number, 1, Kernel::kThreads / 32, Kernel::kSharedBytes, copies_late, seed + number);
-        if (!cluster.run([&](HostTiles& tiles) { Kernel::run(tiles, call, &weights, &inputs); })) return 1;
-        faults->early_reads += cluster.faults.early_reads;
-        faults->outside += cluster.faults.outside;
-        faults->misaligned += cluster.faults.misaligned;
-        faults->arrivals += cluster.faults.arrivals;
+        TileBlock block(number, Kernel::kThreads / 32, Kernel::kSharedBytes, copies_late, seed + number);
+        if (!block.run([&](HostTiles& tiles) { Kernel::run(tiles, call, &weights, &inputs); })) return 1;
+        faults->early_reads += block.faults.early_reads;
+        faults->outside += block.faults.outside;
+        faults->misaligned += block.faults.misaligned;
+        faults->arrivals += block.faults.arrivals;
     }
     return 0;
 }

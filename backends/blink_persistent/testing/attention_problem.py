@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCall
+from blink_persistent.engines.cuda.kernels.attention_call import AttentionCall
 from blink_persistent.testing.primed_host import bfloat16, float32
 
-CONTEXT = 300
+CONTEXT = 1200
 ROW_BLOCKS = 10  # of a row's block table
 EPSILON = 1e-5
 NAN = 0x7FC0  # of a bfloat16

@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from blink_persistent.engines.cuda.kernels.attention_call import AttentionCall
+from blink_persistent.engines.cuda.kernels.choices import AnyAttention
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut, direct_code
 from blink_persistent.engines.cuda.kernels.even_attention_cut import PAGE, EvenCut, even_code
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import (
-    AttentionCall,
-    AttentionCut,
-    attention_code,
-)
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel, primed_code
 from blink_persistent.samplers.host_compile import compile_host_library
 
@@ -25,7 +22,6 @@ try:
 except ImportError:
     driver = None
 
-AnyAttention = AttentionCut | DirectCut | EvenCut
 _ANY_PAGES = 1 << 16  # as many as no test has
 _FAULTS = ("early_reads", "outside", "misaligned", "bank_conflicts", "arrivals")
 
@@ -101,11 +97,9 @@ class HostAttention:
     def __init__(self, cuts: Iterable[AnyAttention], head_dim: int) -> None:
         """Raises EngineFailure with the compiler's words."""
         cuts = set(cuts)
-        primed = {cut for cut in cuts if isinstance(cut, AttentionCut)}
         direct = {cut for cut in cuts if isinstance(cut, DirectCut)}
         even = {cut for cut in cuts if isinstance(cut, EvenCut)}
         codes = {
-            AttentionCut: ("primed_attention_host.cc", attention_code(primed, head_dim)),
             DirectCut: ("direct_attention_host.cc", direct_code(direct, head_dim)),
             EvenCut: ("even_attention_host.cc", even_code(even, head_dim)),
         }
@@ -116,22 +110,20 @@ class HostAttention:
 
     def shared_bytes(self, cut: AnyAttention, heads: int) -> int:
         """What the kernel itself says it needs, for groups of so many heads."""
-        maps = (None, None) if isinstance(cut, EvenCut) else ()
-        return int(self._kernel(cut)(*maps, None, heads, False, 0, None))
+        if isinstance(cut, EvenCut):
+            return int(self._kernel(cut)(None, None, None, heads, False, 0, None))
+        return int(self._kernel(cut)(None, heads, 0, None))
 
     def _kernel(self, cut: AnyAttention) -> Any:
         return getattr(self._libraries[type(cut)], cut.kernel_name(self._head_dim))
 
-    def run(self, cut: AnyAttention, call: AttentionCall, pages: int, way: Way = Way()) -> None:
-        """For KV of so many blocks.
+    def run_direct(self, cut: DirectCut, call: AttentionCall, pages: int, seed: int = 1) -> None:
+        """For KV of so many blocks; `seed` decides the order of blocks and lanes.
 
         Fails where lanes wait for good, or a fault happened.
         """
         faults = Faults()
-        stuck = self._kernel(cut)(
-            *(ctypes.byref(call), pages),
-            *(ctypes.c_bool(way.copies_late), way.seed, ctypes.byref(faults)),
-        )
+        stuck = self._kernel(cut)(ctypes.byref(call), pages, seed, ctypes.byref(faults))
         assert not stuck
         assert not faults.found()
 
@@ -239,7 +231,7 @@ class HostFunction:
             pointers = map(ctypes.c_void_p, (ctypes.c_uint64 * 3).from_address(places))
             return int(self.call(*pointers, blocks, late, way.seed, seen))
         parameters = ctypes.c_uint64.from_address(places).value
-        more: tuple[Any, ...] = (_ANY_PAGES, late) if "attention" in self.source else ()
+        more: tuple[Any, ...] = (_ANY_PAGES,) if "attention" in self.source else ()
         if "experts" in self.source:
             more = (late,)
         return int(self.call(ctypes.c_void_p(parameters), *more, way.seed, seen))

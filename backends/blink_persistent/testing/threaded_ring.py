@@ -15,17 +15,17 @@ _LAUNCH_WAIT_MS = 100
 class ThreadedRing:
     """Runs the steps of a `ScriptedHarness`; the engine steps only while `open_gate` is set.
 
-    After `pause_after` further steps the engine clears the gate itself; 0 is never. With
-    `scheduling=False` nothing is claimed before `start_scheduler`. `step_error` is what the engine
-    reports with each step; not 0 fails it.
+    With `scheduling=False` nothing is claimed before `start_scheduler`. `step_error` is what the
+    engine reports with each step; not 0 fails it.
     """
 
     def __init__(self, shape: ScriptedShape, *, scheduling: bool = True) -> None:
         self.harness = ScriptedHarness(shape, trace_capacity=0)
         self.open_gate = threading.Event()
         self.open_gate.set()
-        self.pause_after = 0
         self.step_error = 0
+        self._steps_left = 0  # until the engine clears the gate; 0: it does not
+        self._counting = threading.Lock()
         self._stopping = threading.Event()
         self._engine = threading.Thread(target=self._run_engine, name="engine")
         self._engine.start()
@@ -36,9 +36,20 @@ class ThreadedRing:
         """Claim and schedule from now on."""
         self.harness.scheduler.start()
 
+    def stand_still_after(self, steps: int) -> None:
+        """Have the engine clear the gate after so many further steps."""
+        with self._counting:
+            self._steps_left = steps
+
+    def go_on(self) -> None:
+        """Set the gate, also for an engine that has not come to clear it yet."""
+        with self._counting:
+            self._steps_left = 0
+            self.open_gate.set()
+
     def close(self) -> None:
         """Stop both threads and give everything back."""
-        self.open_gate.set()
+        self.go_on()
         self.harness.scheduler.stop()  # first: it waits for the step that the engine runs
         self._stopping.set()
         self._engine.join()
@@ -62,10 +73,14 @@ class ThreadedRing:
             if launch is None:
                 continue
             self.open_gate.wait()
-            if self.pause_after:
-                self.pause_after -= 1
-                if self.pause_after == 0:
-                    self.open_gate.clear()
+            self._count_step()
             _, phase, *shape = launch
             self.harness.scripted.step(phase, *shape)
             scheduler.complete(phase, self.step_error)
+
+    def _count_step(self) -> None:
+        with self._counting:
+            if self._steps_left:
+                self._steps_left -= 1
+                if self._steps_left == 0:
+                    self.open_gate.clear()

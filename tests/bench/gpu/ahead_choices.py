@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from blink_persistent.engines.cuda.kernels.ahead_products import AheadProducts
+from blink_persistent.engines.cuda.kernels.attention_call import attends_ahead
 from blink_persistent.engines.cuda.kernels.choices import AheadCut, AnyAttention, Shape
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
 from blink_persistent.engines.cuda.kernels.likely_cuts import PROCESSORS
-from blink_persistent.engines.cuda.kernels.primed import AheadProducts
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut, is_attended
 from blink_persistent.engines.cuda.kernels.wide_cut import ALIGNMENT, WideCut
 from blink_persistent.gpu.driver import Gpu
 from blink_server.importers.checkpoint import Architecture
@@ -33,14 +33,8 @@ ATTENTIONS: dict[int, tuple[AnyAttention, ...]] = {
     8: (
         DirectCut(warps=8, resident=1, clustered=True, most=8),
         DirectCut(clustered=True),
-        AttentionCut(warps=8, stages=1, programs=2),
     ),
-    16: (
-        AttentionCut(warps=8, stages=1, programs=2),
-        DirectCut(programs=3),
-        DirectCut(warps=8, resident=1),
-        *EVEN_ATTENTIONS,
-    ),
+    16: (DirectCut(programs=3), DirectCut(warps=8, resident=1), *EVEN_ATTENTIONS),
     32: EVEN_ATTENTIONS,
     64: EVEN_ATTENTIONS,
 }
@@ -50,7 +44,7 @@ of more heads some of fewer pages."""
 
 def attentions_for(shape: Architecture, row_tile: int | None) -> list[AnyAttention]:
     """Those of `ATTENTIONS` that there are for a model's heads."""
-    if row_tile is None or not is_attended(shape):
+    if row_tile is None or not attends_ahead(shape):
         return []
     size, group = shape.head_dim, shape.heads // shape.kv_heads
     return [
@@ -61,7 +55,7 @@ def attentions_for(shape: Architecture, row_tile: int | None) -> list[AnyAttenti
 
 
 class OneByOne:
-    """Fulfils `RunPrimed`, each cut in a module of its own, so that many are compiled at once."""
+    """Fulfils `RunAhead`, each cut in a module of its own, so that many are compiled at once."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -77,7 +71,7 @@ class OneByOne:
     def __call__(
         self, x: Any, weight: Any, out: Any, cut: AheadCut, row_tile: int, *, chained: bool
     ) -> None:
-        """As `RunPrimed`."""
+        """As `RunAhead`."""
         self.load(cut, row_tile)(x, weight, out, cut, row_tile, chained=chained)
 
 

@@ -27,6 +27,8 @@ import triton
 from ahead_choices import OneByOne, attentions_for, wide_candidates
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead_products import MakeAhead, no_ahead
 from blink_persistent.engines.cuda.kernels.choices import (
     AnyAttention,
     AnyCut,
@@ -37,8 +39,6 @@ from blink_persistent.engines.cuda.kernels.choices import (
 )
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels, product_shapes
 from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
-from blink_persistent.engines.cuda.kernels.primed import MakePrimed, no_primed
-from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm, primed_norm_for
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.step_tensors import KvCache, StepInputs, Workspace, empty_inputs
@@ -73,10 +73,10 @@ TILINGS = [
 class Bench:
     """One model in memory, and the time of its steps with any choice."""
 
-    def __init__(self, model: str, make_primed: MakePrimed = no_primed) -> None:
+    def __init__(self, model: str, make_ahead: MakeAhead = no_ahead) -> None:
         self.shape = shape = ARCHITECTURES[model]
-        self.make_primed = make_primed
-        self.primed_attention: PrimedAttention | None = None
+        self.make_ahead = make_ahead
+        self.ahead_attention: AheadAttention | None = None
         self.primed_norm: PrimedNorm | None = None
         self.names = WITH_EXPERTS if shape.experts else NAMES
         places = {"device": "cuda", "dtype": torch.bfloat16}
@@ -105,8 +105,8 @@ class Bench:
             device="cuda",
             decode=tiling,
             cuts=cuts,
-            make_primed=self.make_primed,
-            primed_attention=self.primed_attention,
+            make_ahead=self.make_ahead,
+            ahead_attention=self.ahead_attention,
             primed_norm=self.primed_norm,
         )
 
@@ -255,11 +255,11 @@ class Search:
         bench.primed_norm = norm
         if attention is not None:
             sizes: dict[str, Any] = {"max_rows": MAX_ROWS, "processors": PROCESSORS}
-            bench.primed_attention = PrimedAttention(
+            bench.ahead_attention = AheadAttention(
                 self.gpu, bench.shape, device="cuda", cuts={tile: attention}, **sizes
             )
         us = bench.step_us(self.rows, bench.kernels(self.cuts, self.tiling))
-        bench.primed_attention = bench.primed_norm = None
+        bench.ahead_attention = bench.primed_norm = None
         self.note("attention", rows=self.rows, us=round(us, 1), primed_norm=norm is not None,
                   cut=attention and repr(attention))  # fmt: skip
         if us < self.least:

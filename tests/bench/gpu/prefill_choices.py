@@ -33,10 +33,7 @@ TILINGS: dict[str, PrefillTiling | PageTiling | None] = {
         for queries, warps in ((128, 8), (64, 4), (32, 4))
         for stages in (2, 3)
     },
-    **{
-        f"pages, {teams} teams, {stages} stages": PageTiling(teams, stages)
-        for teams, stages in ((2, 4), (1, 3), (2, 2), (2, 5))
-    },
+    **{f"pages, {stages} stages": PageTiling(stages) for stages in (2, 3)},
 }
 STEPS = [
     [Chunk(0, tokens) for tokens in lengths]

@@ -10,8 +10,8 @@ between them, without rotation and attention, so that the distance to the produc
 the products lose and what lies between them. "step": a whole decode step but for the sampler. Both
 with the library's, the streamed, the primed and the wide products, and with the best of each, those
 that read ahead and the best also with the primed norm; unchained too. "attention": the step with
-the best products and each cut of attention, Triton's (null: the table's), primed and direct, with
-either norm; of the latter two also with primed products that leave them room.
+the best products and each cut of attention, Triton's (null: the table's) and those in CUDA C++,
+with either norm.
 "small kernels with all shared memory" is the shortest step again, with Triton's kernels asking for
 the primed ones' share of a multiprocessor's memory, which has to be empty to change its share.
 "kernels" are those of the shortest step, launched eagerly. What is printed last are lines of the
@@ -45,6 +45,8 @@ from engine_choices import (
 from triton_kernels import TritonKernels
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead_products import AheadProducts
 from blink_persistent.engines.cuda.kernels.choices import (
     AnyAttention,
     AnyCut,
@@ -58,29 +60,14 @@ from blink_persistent.engines.cuda.kernels.likely_cuts import (
     MEMORY_BANDWIDTH,
     StepProduct,
     estimated_us,
-    likely_cuts,
     primed_candidates,
     step_products,
 )
-from blink_persistent.engines.cuda.kernels.primed import AheadProducts
-from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut, is_attended
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
 from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
 from blink_persistent.gpu.driver import Gpu
 
 FEW_STREAMED = 4
-ATTENTIONS = [
-    AttentionCut(warps=warps, stages=stages, programs=programs)
-    for warps, stages, programs in (
-        (4, 1, 1),
-        (4, 2, 1),
-        (4, 2, 2),
-        (4, 1, 4),
-        (8, 1, 2),
-        (2, 2, 4),
-    )
-]
 Note = Callable[..., None]
 
 
@@ -124,12 +111,7 @@ class Contest:
             for product, cuts in self.primed.items()
             for number, cut in enumerate(cuts)
         }
-        self.beside = {
-            key: cut
-            for key, cut in likely_cuts(bench.shape, primed_attention=True).items()
-            if key[1] == tile
-        }
-        primed = AheadProducts(gpu, every | self.beside)  # compiled together
+        primed = AheadProducts(gpu, every)  # compiled together
         one_by_one = OneByOne(gpu)
 
         def multiply(
@@ -138,7 +120,7 @@ class Contest:
             run = primed if isinstance(cut, PrimedCut) else one_by_one
             run(x, weight, out, cut, row_tile, **options)
 
-        bench.make_primed = lambda cuts: multiply
+        bench.make_ahead = lambda cuts: multiply
         self.norm = primed_norm_for(gpu, bench.shape.hidden_size)
         self.best: dict[str, dict[StepProduct, tuple[float, AnyCut | None]]] = {}
 
@@ -194,33 +176,25 @@ class Contest:
         """The step with every cut of attention, Triton's and those in CUDA C++."""
         bench = self.bench
         offers: list[AnyAttention | DecodeTiling | None] = [None, *TILINGS]
-        if is_attended(bench.shape):
-            offers += ATTENTIONS
-            offers += [
-                cut
-                for cut in attentions_for(bench.shape, self.tile)
-                if not isinstance(cut, AttentionCut)
-            ]
+        offers += attentions_for(bench.shape, self.tile)
         shortest: tuple[float, Any] = (math.inf, None)
         for offer in offers:
-            tiling, ways = None, [("best", self.chosen("best"))]
-            bench.primed_attention = None
+            tiling, bench.ahead_attention = None, None
             if isinstance(offer, DecodeTiling):
                 tiling = offer
             elif offer is not None:
                 sizes: dict[str, Any] = {"max_rows": MAX_ROWS, "processors": PROCESSORS}
-                bench.primed_attention = PrimedAttention(
+                bench.ahead_attention = AheadAttention(
                     self.gpu, bench.shape, device="cuda", cuts={self.tile: offer}, **sizes
                 )
-                ways.append(("beside", self.beside))
-            for (way, cuts), norm in itertools.product(ways, (None, self.norm)):
+            for norm in (None, self.norm):
                 bench.primed_norm = norm
-                kernels = bench.kernels(cuts, tiling)
+                kernels = bench.kernels(self.chosen("best"), tiling)
                 us = bench.step_us(self.rows, kernels)
-                self.note("attention", rows=self.rows, way=way, primed_norm=norm is not None,
+                self.note("attention", rows=self.rows, primed_norm=norm is not None,
                           us=round(us, 1), cut=offer and asdict(offer))  # fmt: skip
                 shortest = min(shortest, (us, kernels), key=lambda found: found[0])
-        bench.primed_attention = bench.primed_norm = None
+        bench.ahead_attention = bench.primed_norm = None
         with self.triton.all_shared():
             us = bench.step_us(self.rows, shortest[1])
         self.note("small kernels with all shared memory", rows=self.rows, us=round(us, 1))

@@ -33,6 +33,8 @@ from triton.runtime.jit import JITFunction, compute_cache_key
 from blink_persistent.engines import TOKEN_GRANULARITY
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels import fused
+from blink_persistent.engines.cuda.kernels.ahead_attention import load_attentions
+from blink_persistent.engines.cuda.kernels.ahead_products import ahead_on
 from blink_persistent.engines.cuda.kernels.choices import Cut, DecodeTiling, row_tile
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.hopper import (
@@ -42,8 +44,6 @@ from blink_persistent.engines.cuda.kernels.hopper import (
 )
 from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
 from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
-from blink_persistent.engines.cuda.kernels.primed import primed_on
-from blink_persistent.engines.cuda.kernels.primed_attention import load_attentions
 from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
 from blink_persistent.engines.cuda.memory import most_sampled, most_tokens
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
@@ -177,7 +177,7 @@ def run_grid(shape: Architecture, grid: GraphGrid, gpu: Gpu) -> None:
             shape,
             grid.max_rows,
             cuts=found.cuts,
-            make_primed=lambda cuts: not_launched,
+            make_ahead=lambda cuts: not_launched,
             one_token_experts=experts and OneToken(gpu, shape, experts, device="meta"),
         ),
     )
@@ -193,7 +193,7 @@ def run_grid(shape: Architecture, grid: GraphGrid, gpu: Gpu) -> None:
 def compile_code(shape: Architecture, gpu: Gpu) -> None:
     """What of the measured kernels is CUDA C++."""
     found = measured_choices(shape, HOPPER)
-    kernels_of(shape, choices.MAX_ROWS, cuts=found.cuts, make_primed=primed_on(gpu))
+    kernels_of(shape, choices.MAX_ROWS, cuts=found.cuts, make_ahead=ahead_on(gpu))
     load_attentions(gpu, set(found.attentions.values()), shape)
     primed_norm_for(gpu, shape.hidden_size, found.norms)
 

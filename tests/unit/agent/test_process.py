@@ -105,10 +105,10 @@ class Machine:
     def stand_still_after(self, steps: int) -> None:
         """Of what is submitted next nothing ends, as its engine takes no more than so many steps
         before `go_on`."""
-        self.ring.pause_after = steps
+        self.ring.stand_still_after(steps)
 
     def go_on(self) -> None:
-        self.ring.open_gate.set()
+        self.ring.go_on()
 
     def states(self) -> set[SlotState]:
         atomic = self.ring.harness.ring.atomic

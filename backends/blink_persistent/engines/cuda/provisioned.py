@@ -17,13 +17,13 @@ import torch
 from blink_persistent.engines import DeviceSampling, ProvisionLimits
 from blink_persistent.engines.captured import CapturedEngine
 from blink_persistent.engines.cuda.first_use import loading_in_slices
+from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead_products import ahead_on
 from blink_persistent.engines.cuda.kernels.choices import StepChoices
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.hopper import measured_choices
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_choices
 from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
-from blink_persistent.engines.cuda.kernels.primed import primed_on
-from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
 from blink_persistent.engines.cuda.library import leave_multiprocessors, load_products
 from blink_persistent.engines.cuda.memory import choose_block_count, most_sampled, most_tokens
@@ -173,7 +173,7 @@ class CudaProvisioned(CapturedEngine):
         sizes: dict[str, Any] = {"max_rows": grid.max_rows, "device": self.device}
         attention, experts = None, None
         if choices.attentions:
-            attention = PrimedAttention(
+            attention = AheadAttention(
                 self.gpu, architecture, processors=processors, cuts=choices.attentions, **sizes
             )
         if choices.one_token_experts is not None:
@@ -185,8 +185,8 @@ class CudaProvisioned(CapturedEngine):
             processors=processors,
             chained=properties.major >= HOPPER,
             cuts=choices.cuts,
-            make_primed=primed_on(self.gpu),
-            primed_attention=attention,
+            make_ahead=ahead_on(self.gpu),
+            ahead_attention=attention,
             primed_norm=primed_norm_for(self.gpu, architecture.hidden_size, choices.norms),
             one_token_experts=experts,
             **sizes,
@@ -202,7 +202,7 @@ def step_choices(options: CudaOptions, capability: tuple[int, int], processors: 
     if capability[0] not in PRIMED:
         log.warning("primed kernels are left out: they are not for GPUs like sm_%d%d", *capability)
         return known
-    return likely_choices(options.architecture, known, primed_attention=options.primed_attention)
+    return likely_choices(options.architecture, known)
 
 
 def _load(

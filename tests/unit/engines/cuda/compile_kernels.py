@@ -23,9 +23,9 @@ from blink_persistent.engines.cuda.kernels import (
 )
 from blink_persistent.engines.cuda.kernels.choices import PageTiling, expert_tiling
 from blink_persistent.engines.cuda.kernels.page_attention import (
+    OPTIONS,
     PageAttention,
     constants_of,
-    options_of,
     pages,
 )
 
@@ -152,14 +152,8 @@ def compile_pages() -> None:
         size = shape.head_dim
         paged = pages(torch.empty(1, 1, 64, size, dtype=torch.bfloat16, device="meta"))
         kind = f"tensordesc<bf16[64,{paged.block_shape[1]}],{paged.layout!r}>"
-        for tiling in (PageTiling(), PageTiling(teams=2, stages=4)):
-            compile_kernel(
-                attend_pages,
-                constants_of(shape, tiling),
-                {"keys": kind, "values": kind},
-                GluonASTSource,
-                **options_of(tiling),
-            )
+        constants, kinds = constants_of(shape, PageTiling()), {"keys": kind, "values": kind}
+        compile_kernel(attend_pages, constants, kinds, GluonASTSource, **OPTIONS)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,11 @@ def version(
         ({**RANDOM, "block_count": 1}, "engine.block_count", "2 or more"),
         ({**RANDOM, "block_count": True}, "engine.block_count", "2 or more"),
         ({**RANDOM, "capture": "later"}, "engine.capture", "must be one of all, background"),
-        ({**RANDOM, "decode_kernels": "x"}, "engine.decode_kernels", "must be one of measured, pr"),
+        (
+            {**RANDOM, "decode_kernels": "primed"},
+            "engine.decode_kernels",
+            "must be one of measured, primed_products",
+        ),
         ({**RANDOM, "speed": 1}, "engine.speed", "use one of"),
         ({}, "", "is missing: import the model"),
     ],

@@ -9,15 +9,15 @@ from functools import partial
 import numpy as np
 import pytest
 
+from blink_persistent.engines.cuda.kernels.attention_call import MOST_GROUP, AttentionCall
 from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut, even_code
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import MOST_GROUP, AttentionCall
 from blink_persistent.gpu import compile as device_code
 from blink_persistent.gpu.structs import layout_assertions
 from blink_persistent.testing.attention_problem import NAN, AttentionCase, AttentionProblem
 from blink_persistent.testing.primed_host import HostAttention, Way, float32
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-CUTS = [EvenCut(warps=4, pairs=2, resident=2), EvenCut(warps=8, pairs=3, resident=1)]
+CUTS = [EvenCut(warps=4, pairs=2, resident=2), EvenCut(warps=8, pairs=2, resident=1)]
 WAYS = [Way(late, seed) for late in (False, True) for seed in (1, 2)]
 
 # And blocks: shares that are groups, parts of them, several, and none.
@@ -30,6 +30,10 @@ CASES = {
         7,
     ),
     "a group in many blocks": (AttentionCase(lengths=(290,), parts=2, block_size=64), 9),
+    "more pages than there is room for": (
+        AttentionCase(lengths=(1100, 900), heads=2, kv_heads=1, parts=1, block_size=128),
+        2,
+    ),
     "the smallest blocks of the KV": (
         AttentionCase(lengths=(150, 0, 0, 17), parts=1, block_size=16),
         4,

@@ -29,10 +29,9 @@ HEADS = [(8, 2, 32), (6, 2, 24), (4, 4, 16)]
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("teams", [1, 2])
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("case", CASES)
-def test_it_attends(case: str, stages: int, teams: int, heads: tuple[int, int, int]) -> None:
+def test_it_attends(case: str, stages: int, heads: tuple[int, int, int]) -> None:
     """Entries beyond the prompts' are no numbers, which must not matter."""
     torch.manual_seed(0)
     chunks, (count, kv_heads, size) = CASES[case], heads
@@ -56,7 +55,7 @@ def test_it_attends(case: str, stages: int, teams: int, heads: tuple[int, int, i
     pages = [
         gluon_host.Descriptor(each.view(-1, size), (BLOCK_SIZE, tile)) for each in (keys, values)
     ]
-    tiles = -(-len(queries) // (64 * teams // (count // kv_heads))) + len(chunks) - 1
+    tiles = -(-len(queries) // (64 // (count // kv_heads))) + len(chunks) - 1
     language.grid = [kv_heads, tiles]
     scale = size**-0.5 * math.log2(math.e)
     arrays = starts, cu_seqlens, tables.view(-1), found.view(-1)
@@ -65,6 +64,6 @@ def test_it_attends(case: str, stages: int, teams: int, heads: tuple[int, int, i
         language.place = [program % kv_heads, program // kv_heads]
         module.attend_pages(
             gluon_host.Pointer(queries.view(-1)), *pages, *pointers, len(chunks), room, scale,
-            count, kv_heads, size, BLOCK_SIZE, tile, stages, teams, False,
+            count, kv_heads, size, BLOCK_SIZE, tile, stages, False,
         )  # fmt: skip
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)

@@ -15,6 +15,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
 
+from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead_products import ahead_on
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.hopper import HOPPER_EXPERTS
@@ -25,8 +27,6 @@ from blink_persistent.engines.cuda.kernels.one_token_cut import (
     one_token_code,
 )
 from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
-from blink_persistent.engines.cuda.kernels.primed import primed_on
-from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.step_tensors import Workspace
@@ -160,8 +160,8 @@ def test_a_decode_step_of_one_row_is_that_of_plain_pytorch() -> None:
         capacity=256,
         chained=False,
         cuts=cuts,
-        make_primed=primed_on(gpu),
-        primed_attention=PrimedAttention(gpu, SHAPE, cuts=direct, **sizes),
+        make_ahead=ahead_on(gpu),
+        ahead_attention=AheadAttention(gpu, SHAPE, cuts=direct, **sizes),
         one_token_experts=experts_on(gpu),
         **sizes,
     )

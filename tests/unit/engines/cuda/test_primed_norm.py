@@ -1,4 +1,4 @@
-"""How the norm in CUDA C++ is cut, and that it compiles; test_primed_launches.py runs it."""
+"""How the norm in CUDA C++ is cut, and that it compiles; test_ahead_launches.py runs it."""
 
 from __future__ import annotations
 

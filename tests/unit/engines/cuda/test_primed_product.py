@@ -21,7 +21,6 @@ from blink_persistent.engines.cuda.kernels.likely_cuts import (
     primed_candidates,
     step_products,
 )
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import likely_attention
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel, primed_code
 from blink_persistent.engines.cuda.kernels.primed_norm_cut import norm_code, norm_cut
 from blink_persistent.gpu import compile as device_code
@@ -153,9 +152,8 @@ def test_every_product_of_a_published_model_can_be_cut(model: str) -> None:
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "qwen3-32b", "phi-4"])
 def test_as_many_warps_multiply_as_keep_pace_with_the_memory(model: str) -> None:
-    for primed_attention in (False, True):
-        cuts = likely_cuts(ARCHITECTURES[model], primed_attention=primed_attention)
-        assert all(cut.warps * cut.tiles >= 4 for cut in cuts.values())
+    cuts = likely_cuts(ARCHITECTURES[model])
+    assert all(cut.warps * cut.tiles >= 4 for cut in cuts.values())
 
 
 def test_of_weights_of_one_shape_gate_and_up_have_the_cut() -> None:
@@ -166,18 +164,6 @@ def test_of_weights_of_one_shape_gate_and_up_have_the_cut() -> None:
     assert head.shape == gate_up
     cuts = likely_cuts(shape)
     assert all(cuts[gate_up, tile].gated for tile in ROW_TILES)
-
-
-def test_products_around_attention_leave_it_room() -> None:
-    """With what a multiprocessor keeps for each block."""
-    shape, kept = ARCHITECTURES["llama-3-8b"], 1 << 10
-    cuts = likely_cuts(shape, primed_attention=True)
-    attention = likely_attention(8)
-    assert attention.splits(1, shape.kv_heads, 2048, PROCESSORS) * shape.kv_heads <= PROCESSORS
-    for product in step_products(shape)[:2]:
-        both = cuts[product.shape, 8].shared_bytes(8) + attention.shared_bytes(shape.head_dim)
-        assert both + 2 * kept + 2 * kept <= 228 << 10  # and a norm
-        assert cuts[product.shape, 16] == likely_cuts(shape)[product.shape, 16]
 
 
 def test_candidates_compute_all_features_of_the_head_in_blocks_of_about_a_size() -> None:

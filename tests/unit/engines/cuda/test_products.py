@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
+from blink_persistent.engines.cuda.kernels.ahead_products import no_ahead
 from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, AheadCut, Cut
-from blink_persistent.engines.cuda.kernels.primed import no_primed
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel
 from blink_persistent.engines.cuda.kernels.products import Products
 from blink_persistent.engines.cuda.kernels.wide_cut import WideCut, WideKernel
@@ -54,9 +54,9 @@ class OnHost:
 
 
 def products(shape: tuple[int, int], cut: AheadCut) -> tuple[Products, OnHost]:
-    cuts, primed = {(shape, tile): cut for tile in TILES}, OnHost()
-    made = Products([shape], cuts, chained=True, device="cpu", primed=primed)
-    return made, primed
+    cuts, ahead = {(shape, tile): cut for tile in TILES}, OnHost()
+    made = Products([shape], cuts, chained=True, device="cpu", ahead=ahead)
+    return made, ahead
 
 
 def operands(rows: int, size: int) -> tuple[Any, Any]:
@@ -72,14 +72,14 @@ def close(found: Any, expected: Any) -> bool:
 @pytest.mark.parametrize("rows", [1, 7, 16])
 @pytest.mark.parametrize("cut", [PLAIN, WIDE], ids=str)
 def test_a_product_that_reads_ahead_comes_in_parts(cut: AheadCut, rows: int) -> None:
-    made, primed = products((SIZE, DEPTH), cut)
+    made, ahead = products((SIZE, DEPTH), cut)
     x, weight = operands(rows, SIZE)
     library = torch.full((rows, SIZE), torch.nan)
     parts = made.product(x, weight, library)
     assert parts.shape == (2, rows, SIZE)
     assert close(parts.sum(dim=0), x.float() @ weight.float().t())
     assert library.isnan().all()
-    assert primed.chained == [True]
+    assert ahead.chained == [True]
 
 
 @pytest.mark.parametrize(("gated", "whole"), [(GATED, WHOLE), (WIDE_GATED, WIDE_WHOLE)], ids=str)
@@ -98,25 +98,25 @@ def test_a_gate_and_a_head_that_read_ahead(gated: AheadCut, whole: AheadCut) -> 
 
 
 def test_rows_without_a_cut_are_the_librarys() -> None:
-    made, primed = products((SIZE, DEPTH), PLAIN)
+    made, ahead = products((SIZE, DEPTH), PLAIN)
     x, weight = operands(17, SIZE)
     out = torch.empty(17, SIZE, dtype=torch.bfloat16)
     assert made.product(x, weight, out).data_ptr() == out.data_ptr()
-    assert primed.chained == []
+    assert ahead.chained == []
 
 
 @pytest.mark.parametrize("gated", [GATED, WIDE_GATED], ids=str)
 def test_a_head_of_the_shape_of_gate_and_up_is_the_librarys(gated: AheadCut) -> None:
     x, weight = operands(9, 2 * SIZE)
     logits = torch.full((9, 2 * SIZE), torch.nan)
-    made, primed = products((2 * SIZE, DEPTH), gated)
+    made, ahead = products((2 * SIZE, DEPTH), gated)
     made.vocabulary_product(x, weight, logits)
     torch.testing.assert_close(logits, x.float() @ weight.float().t())
-    assert primed.chained == []
+    assert ahead.chained == []
 
 
 @pytest.mark.parametrize("cut", [PLAIN, WIDE], ids=str)
 def test_cuts_that_read_ahead_need_a_gpu_and_others_do_not(cut: AheadCut) -> None:
-    no_primed({((SIZE, DEPTH), 8): Cut(features=16)})
+    no_ahead({((SIZE, DEPTH), 8): Cut(features=16)})
     with pytest.raises(ValueError, match="GPU"):
-        no_primed({((SIZE, DEPTH), 8): cut})
+        no_ahead({((SIZE, DEPTH), 8): cut})

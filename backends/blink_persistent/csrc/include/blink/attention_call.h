@@ -1,4 +1,4 @@
-// What the parts of primed_attention.h share: its parameters, and places.
+// What the kernels of attention and their parts share: parameters, and places.
 #pragma once
 
 #include "lanes.h"
@@ -40,17 +40,11 @@ struct AttentionGroup {
     }
 };
 
-// Where chunk `chunk` of an entry lies in its tile: of a key or a query so that 8 lanes that read
-// two rows at once find them in different banks.
+// Where chunk `chunk` of row `row` of queries, or of the new key or value, lies: so that 8 lanes that
+// read two rows at once find them in different banks.
 template <uint32_t kHeadDim>
 BLINK_DEV inline uint32_t key_place(uint32_t row, uint32_t chunk) {
     return row * (kHeadDim / 8) + (chunk ^ (row % 2 * 4));
-}
-
-// Of a value so that 8 lanes that read the same chunk of 8 entries do.
-template <uint32_t kHeadDim>
-BLINK_DEV inline uint32_t value_place(uint32_t row, uint32_t chunk) {
-    return row * (kHeadDim / 8) + (chunk ^ row % 8);
 }
 
 }  // namespace blink

@@ -4,8 +4,14 @@
 //
 // Rotation of the new token's heads, its append to the KV and the sum over splits are part of it.
 // One source for the GPU (lanes_gpu.h) and, lane by lane, for the host that tests it
-// (lanes_host.h). Beside what primed_attention.h asks for, a Port must offer:
+// (lanes_host.h). Beside what primed_product.h asks for, a Port must offer:
 //
+//   sync_warp()                     the threads of a warp
+//   exchange(value, lane), exchange_xor(value, mask)
+//                                   another lane's value; all lanes of the warp take part
+//   fetch(global)                   a value that the kernel ahead, or another block, wrote
+//   arrive(counter)                 atomic, all threads of the block: its number before; what was
+//                                   written before is seen by who arrives later
 //   load_ahead(global)              16 bytes that no kernel under way writes
 //   transpose(word)                 movmatrix: of 8x8 elements, two of a row in a lane's word
 //   enter_cluster(), await_cluster()
@@ -25,8 +31,10 @@ namespace blink {
 // The last split has the new token. Where `kClustered`, a row's splits, if there are several, are the
 // blocks of a cluster, each of which sums a share of the mixture.
 //
-// Fragments: as in primed_attention.h, but lane 4 * g + t holds 16 bytes of values of entry g as it
-// does of keys; a word of them, transposed among the lanes, is two entries of one element.
+// Fragments are those of primed_product.h: scores are queries, 16 rows of which 8 are used, times 8
+// entries; the mixture is transposed values, 16 elements of a head, times 8 heads. Lane 4 * g + t
+// holds 16 bytes of values of entry g as it does of keys; a word of them, transposed among the lanes,
+// is two entries of one element.
 template <class Port, uint32_t kWarps, uint32_t kHeadDim, bool kClustered>
 class DirectAttention {
   public:

@@ -137,6 +137,7 @@ class EvenAttention {
   public:
     static constexpr uint32_t kTeam = kPage / 16;
     static constexpr uint32_t kTeams = kWarps / kTeam;
+    static_assert(kPairs % kTeams == 0, "a team must see all that happens to its pairs' barriers");
     static constexpr uint32_t kConsumers = 32 * kWarps;
     static constexpr uint32_t kThreads = kConsumers + 32;
     static constexpr uint32_t kRowChunks = kHeadDim / 8;

@@ -61,20 +61,28 @@ class Fibers {
 
     explicit Fibers(uint32_t seed) : random_(seed) {}
 
+    // Where all wait, `work` has to make something happen, or to say that nothing can.
+    void when_all_wait(std::function<bool()> work) { when_all_wait_ = std::move(work); }
+
+    // As the seed decides.
+    uint32_t any() { return random_(); }
+
     // `work(thread)` by `count` fibers; returns when all are done. Throws where some wait for good.
     void run(uint32_t count, const std::function<void(uint32_t)>& work) {
         work_ = &work;
         fibers_.resize(count);
         for (uint32_t i = 0; i < count; ++i) start(i);
         uint32_t ended = 0;
-        while (!runnable_.empty()) {
+        while (ended < count) {
+            while (runnable_.empty())
+                if (!when_all_wait_ || !when_all_wait_())
+                    throw std::runtime_error("fibers wait for what does not come");
             std::swap(runnable_[random_() % runnable_.size()], runnable_.back());
             current_ = runnable_.back();
             runnable_.pop_back();
             swapcontext(&main_, &fibers_[current_].context);
             ended += fibers_[current_].ended ? 1u : 0u;
         }
-        if (ended != count) throw std::runtime_error("fibers wait for what does not come");
     }
 
   private:
@@ -111,6 +119,7 @@ class Fibers {
     }
 
     std::mt19937 random_;
+    std::function<bool()> when_all_wait_;
     const std::function<void(uint32_t)>* work_ = nullptr;
     ucontext_t main_;
     std::vector<Fiber> fibers_;

@@ -1,4 +1,4 @@
-// What primed_product.h and primed_attention.h ask of a port, on a GPU of compute capability 9.0 or more.
+// What primed_product.h and direct_attention.h ask of a port, on a GPU of compute capability 9.0 or more.
 #pragma once
 
 #include "lanes.h"

@@ -1,4 +1,4 @@
-// What primed_product.h and primed_attention.h ask of a port, on a host, as the PTX manual describes it: for tests.
+// What primed_product.h and direct_attention.h ask of a port, on a host, as the PTX manual describes it: for tests.
 //
 // Copies are made as late as they may be, or at once, as a test asks: the one finds reads that do
 // not wait, the other finds stages that are filled while they are read. Shared memory begins as

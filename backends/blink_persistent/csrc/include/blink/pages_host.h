@@ -13,9 +13,8 @@ struct PageBlock {
     PageBlock(uint32_t number, uint32_t blocks, uint32_t warps, uint32_t together, size_t shared_bytes,
               bool copies_late, uint32_t seed)
         : blocks(blocks), together(together), lanes(number, warps, shared_bytes, copies_late, seed),
-          cluster(lanes.own_fibers, 1, warps, copies_late), some(lanes.fibers, together) {
-        cluster.blocks.emplace_back(cluster, number, warps, lanes.shared.data(), shared_bytes);
-    }
+          tiles(lanes.own_fibers, number, warps, lanes.shared.data(), shared_bytes, copies_late),
+          some(lanes.fibers, together) {}
 
     // `work(pages)` by every thread. False where some wait for good.
     template <class Work>
@@ -23,22 +22,22 @@ struct PageBlock {
 
     Faults faults() const {
         Faults all = lanes.faults;
-        all.add({.outside = cluster.faults.outside,
-                 .misaligned = cluster.faults.misaligned,
-                 .arrivals = cluster.faults.arrivals});
+        all.add({.outside = tiles.faults.outside,
+                 .misaligned = tiles.faults.misaligned,
+                 .arrivals = tiles.faults.arrivals});
         return all;
     }
 
     const uint32_t blocks, together;
     HostBlock lanes;
-    TileCluster cluster;
+    TileBlock tiles;
     Fibers::Barrier some;
 };
 
 class HostPages : public HostLanes {
   public:
     HostPages(PageBlock& block, uint32_t thread)
-        : HostLanes(block.lanes, thread), block_(block), tiles_(block.cluster.blocks.front(), thread) {}
+        : HostLanes(block.lanes, thread), block_(block), tiles_(block.tiles, thread) {}
 
     uint32_t blocks() const { return block_.blocks; }
     template <uint32_t kThreads>

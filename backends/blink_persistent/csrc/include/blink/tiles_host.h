@@ -1,9 +1,9 @@
 // What wide_product.h asks of a port, on a host, as the PTX manual describes it: for tests.
 //
-// Either copies are made as late as they may be, when a thread waits for them, or multiplications
-// are, when they are waited for: the one finds reads that do not wait, the other finds stages that
-// are filled while they are read. Shared memory begins as NaN. `faults` counts what a GPU would not
-// forgive.
+// Either copies are made as late as they may be, when nothing else can go on, in any order, or
+// multiplications are, when they are waited for: the one finds reads that do not wait, or not for all,
+// the other finds stages that are filled while they are read. Shared memory begins as NaN. `faults`
+// counts what a GPU would not forgive.
 #pragma once
 
 #include <cstring>
@@ -32,8 +32,6 @@ struct HostMap {
     bool published;  // by the kernel ahead
 };
 
-struct TileCluster;
-
 // What the threads of one block share.
 struct TileBlock {
     struct Box {
@@ -50,61 +48,83 @@ struct TileBlock {
         std::vector<Box> late;
     };
 
-    TileBlock(TileCluster& cluster, uint32_t number, uint32_t rank, uint32_t warps, size_t shared_bytes);
+    TileBlock(uint32_t number, uint32_t warps, size_t shared_bytes, bool copies_late, uint32_t seed)
+        : TileBlock(std::make_shared<Fibers>(seed), number, warps, nullptr, shared_bytes, copies_late) {}
 
-    // In shared memory that is somebody else's.
-    TileBlock(TileCluster& cluster, uint32_t number, uint32_t warps, void* shared, size_t shared_bytes);
-
-    unsigned char* shared() { return begin; }
-    bool holds(const unsigned char* at, size_t bytes) {
-        return at >= shared() && at + bytes <= shared() + shared_bytes;
+    // On fibers and in shared memory that are somebody else's; in its own where `shared` is null.
+    TileBlock(std::shared_ptr<Fibers> shared_fibers, uint32_t number, uint32_t warps, void* shared, size_t shared_bytes,
+              bool copies_late)
+        : number(number), copies_late(copies_late), own_fibers(std::move(shared_fibers)), fibers(*own_fibers),
+          all(fibers, 32 * warps), shared_bytes(shared_bytes),
+          memory(shared == nullptr ? shared_bytes + 1023 : 0, 0xff),
+          shared(shared == nullptr ? aligned(memory.data()) : static_cast<unsigned char*>(shared)) {
+        for (uint32_t i = 0; i < warps; ++i) this->warps.emplace_back(fibers, 32);
+        if (copies_late) fibers.when_all_wait([this] { return land_some(); });
     }
-
-    TileCluster& cluster;
-    const uint32_t number, rank;
-    const size_t shared_bytes;
-    std::vector<unsigned char> memory;
-    unsigned char* const begin;
-    std::deque<Fibers::Barrier> warps;
-    std::map<const uint64_t*, Barrier> barriers;
-};
-
-// Blocks that run at once.
-struct TileCluster {
-    TileCluster(uint32_t first, uint32_t count, uint32_t warps, size_t shared_bytes, bool copies_late, uint32_t seed)
-        : TileCluster(std::make_shared<Fibers>(seed), count, warps, copies_late) {
-        for (uint32_t i = 0; i < count; ++i) blocks.emplace_back(*this, first + i, i, warps, shared_bytes);
-    }
-
-    // Without its blocks, beside others on the same fibers.
-    TileCluster(std::shared_ptr<Fibers> shared_fibers, uint32_t count, uint32_t warps, bool copies_late)
-        : copies_late(copies_late), threads(32 * warps), own_fibers(std::move(shared_fibers)), fibers(*own_fibers),
-          all(fibers, count * 32 * warps) {}
 
     // `work(tiles)` by every thread. False where some wait for good.
     template <class Work>
     bool run(Work work);
 
+    bool holds(const unsigned char* at, size_t bytes) const {
+        return at >= shared && at + bytes <= shared + shared_bytes;
+    }
+
+    void copy(const Box& box, Barrier& barrier) {
+        if (!copies_late) return land(box, barrier);
+        if (barrier.late.empty()) late.push_back(&barrier);
+        barrier.late.push_back(box);
+    }
+
+    void complete(Barrier& barrier) {
+        if (barrier.pending > 0 || barrier.bytes != 0) return;
+        barrier.pending = barrier.count;
+        barrier.phase += 1;
+        barrier.event.tell();
+    }
+
+    const uint32_t number;
     const bool copies_late;
-    const uint32_t threads;  // of a block
     const std::shared_ptr<Fibers> own_fibers;
     Fibers& fibers;
     Fibers::Barrier all;
-    std::deque<TileBlock> blocks;
+    const size_t shared_bytes;
+    std::vector<unsigned char> memory;
+    unsigned char* const shared;
+    std::deque<Fibers::Barrier> warps;
+    std::map<const uint64_t*, Barrier> barriers;
+    std::vector<Barrier*> late;
     TileFaults faults;
+
+  private:
+    // Those of one barrier.
+    bool land_some() {
+        if (late.empty()) return false;
+        std::swap(late[fibers.any() % late.size()], late.back());
+        Barrier& barrier = *late.back();
+        late.pop_back();
+        for (const Box& box : std::exchange(barrier.late, {})) land(box, barrier);
+        return true;
+    }
+
+    // Chunk c of row r lies where chunk c ^ r % 8 would without the swizzle.
+    void land(const Box& box, Barrier& barrier) {
+        for (uint32_t r = 0; r < box.map->box_rows; ++r)
+            for (uint32_t c = 0; c < 8; ++c) {
+                uint16_t chunk[8] = {};
+                for (uint32_t i = 0; i < 8; ++i) {
+                    const uint32_t row = box.row + r, inner = box.inner + 8 * c + i;
+                    if (row < box.map->rows && inner < box.map->depth)
+                        chunk[i] = box.map->begin[size_t{row} * box.map->depth + inner];
+                }
+                std::memcpy(box.to + 128 * r + 16 * (c ^ r % 8), chunk, sizeof chunk);
+            }
+        barrier.bytes -= 128 * int64_t{box.map->box_rows};
+        complete(barrier);
+    }
+
+    static unsigned char* aligned(unsigned char* at) { return at + (0 - reinterpret_cast<uintptr_t>(at)) % 1024; }
 };
-
-inline TileBlock::TileBlock(TileCluster& cluster, uint32_t number, uint32_t rank, uint32_t warps, size_t shared_bytes)
-    : cluster(cluster), number(number), rank(rank), shared_bytes(shared_bytes), memory(shared_bytes + 1023, 0xff),
-      begin(memory.data() + (0 - reinterpret_cast<uintptr_t>(memory.data())) % 1024) {
-    for (uint32_t i = 0; i < warps; ++i) this->warps.emplace_back(cluster.fibers, 32);
-}
-
-inline TileBlock::TileBlock(TileCluster& cluster, uint32_t number, uint32_t warps, void* shared, size_t shared_bytes)
-    : cluster(cluster), number(number), rank(0), shared_bytes(shared_bytes),
-      begin(static_cast<unsigned char*>(shared)) {
-    for (uint32_t i = 0; i < warps; ++i) this->warps.emplace_back(cluster.fibers, 32);
-}
 
 class HostTiles {
   public:
@@ -113,51 +133,41 @@ class HostTiles {
     uint32_t thread() const { return thread_; }
     uint32_t warp() const { return thread_ / 32; }
     uint32_t block() const { return block_.number; }
-    void* shared() { return block_.shared(); }
+    void* shared() { return block_.shared; }
     void let_next_in() {}
     void await_previous() { awaited_ = true; }
-    void sync() { block_.cluster.all.arrive_and_wait(); }
+    void sync() { block_.all.arrive_and_wait(); }
     void fetch_map(const HostMap*) {}
 
     void make_barrier(uint64_t* barrier, uint32_t count) {
-        auto& made = block_.barriers.try_emplace(barrier, block_.cluster.fibers).first->second;
+        auto& made = block_.barriers.try_emplace(barrier, block_.fibers).first->second;
         made.count = made.pending = count;
     }
     void make_barriers(uint64_t* barriers, uint32_t number, uint32_t count) {
         for (uint32_t i = 0; i < number; ++i) make_barrier(barriers + i, count);
     }
     void expect(uint64_t* barrier, uint32_t bytes) {
-        find(block_, barrier).bytes += bytes;
+        find(barrier).bytes += bytes;
         arrive(barrier);
     }
-    void arrive(uint64_t* barrier) { arrive_at(barrier, block_.rank); }
-    void arrive_at(uint64_t* barrier, uint32_t rank) {
-        TileBlock& block = block_.cluster.blocks.at(rank);
-        TileBlock::Barrier& there = find(block, like(barrier, block));
+    void arrive(uint64_t* barrier) {
+        TileBlock::Barrier& there = find(barrier);
         if (there.pending == 0)
-            faults().arrivals += 1;
+            block_.faults.arrivals += 1;
         else
             there.pending -= 1;
-        complete(there);
+        block_.complete(there);
     }
     void await(uint64_t* barrier, uint32_t parity) {
-        TileBlock::Barrier& there = find(block_, barrier);
-        while (true) {
-            for (const TileBlock::Box& box : std::exchange(there.late, {})) land(box, there);
-            if (there.phase % 2 != parity) return;
-            there.event.wait();
-        }
+        TileBlock::Barrier& there = find(barrier);
+        while (there.phase % 2 == parity) there.event.wait();
     }
 
     void copy_once(unsigned char* to, const HostMap* map, uint32_t inner, uint32_t row, uint64_t* barrier) {
-        copy(block_, to, map, inner, row, barrier);
+        copy(to, map, inner, row, barrier);
     }
     void copy_often(unsigned char* to, const HostMap* map, uint32_t inner, uint32_t row, uint64_t* barrier) {
-        copy(block_, to, map, inner, row, barrier);
-    }
-    void copy_to_all(unsigned char* to, const HostMap* map, uint32_t inner, uint32_t row, uint64_t* barrier) {
-        for (TileBlock& block : block_.cluster.blocks)
-            copy(block, like(to, block), map, inner, row, like(barrier, block));
+        copy(to, map, inner, row, barrier);
     }
 
     // A warp's lanes go together.
@@ -180,7 +190,7 @@ class HostTiles {
                 sums[i] = sum;
             }
         };
-        if (block_.cluster.copies_late)
+        if (block_.copies_late)
             work();
         else
             open_.push_back(work);
@@ -190,70 +200,30 @@ class HostTiles {
     void store(uint16_t* to, float value) { store_feature(to, value); }
 
   private:
-    TileFaults& faults() { return block_.cluster.faults; }
-
-    // The same place of another block.
-    template <class Value>
-    Value* like(Value* place, TileBlock& block) {
-        auto* at = reinterpret_cast<unsigned char*>(place);
-        return reinterpret_cast<Value*>(block.shared() + (at - block_.shared()));
+    TileBlock::Barrier& find(const uint64_t* barrier) {
+        const auto found = block_.barriers.find(barrier);
+        if (found != block_.barriers.end()) return found->second;
+        block_.faults.outside += 1;
+        return block_.barriers.try_emplace(barrier, block_.fibers).first->second;
     }
 
-    TileBlock::Barrier& find(TileBlock& block, const uint64_t* barrier) {
-        const auto found = block.barriers.find(barrier);
-        if (found != block.barriers.end()) return found->second;
-        faults().outside += 1;
-        return block.barriers.try_emplace(barrier, block_.cluster.fibers).first->second;
-    }
-
-    void complete(TileBlock::Barrier& barrier) {
-        if (barrier.pending > 0 || barrier.bytes != 0) return;
-        barrier.pending = barrier.count;
-        barrier.phase += 1;
-        barrier.event.tell();
-    }
-
-    void copy(TileBlock& block, unsigned char* to, const HostMap* map, uint32_t inner, uint32_t row,
-              uint64_t* barrier) {
-        if (map->published && !awaited_) faults().early_reads += 1;
-        if ((to - block.shared()) % 1024 != 0) faults().misaligned += 1;
-        if (!block.holds(to, 128 * size_t{map->box_rows})) {
-            faults().outside += 1;
+    void copy(unsigned char* to, const HostMap* map, uint32_t inner, uint32_t row, uint64_t* barrier) {
+        if (map->published && !awaited_) block_.faults.early_reads += 1;
+        if ((to - block_.shared) % 1024 != 0) block_.faults.misaligned += 1;
+        if (!block_.holds(to, 128 * size_t{map->box_rows})) {
+            block_.faults.outside += 1;
             return;
         }
-        TileBlock::Barrier& there = find(block, barrier);
-        const TileBlock::Box box{to, map, inner, row};
-        if (!block_.cluster.copies_late) {
-            land(box, there);
-            return;
-        }
-        there.late.push_back(box);
-        there.event.tell();  // who waits already makes it
-    }
-
-    // Chunk c of row r lies where chunk c ^ r % 8 would without the swizzle.
-    void land(const TileBlock::Box& box, TileBlock::Barrier& barrier) {
-        for (uint32_t r = 0; r < box.map->box_rows; ++r)
-            for (uint32_t c = 0; c < 8; ++c) {
-                uint16_t chunk[8] = {};
-                for (uint32_t i = 0; i < 8; ++i) {
-                    const uint32_t row = box.row + r, inner = box.inner + 8 * c + i;
-                    if (row < box.map->rows && inner < box.map->depth)
-                        chunk[i] = box.map->begin[size_t{row} * box.map->depth + inner];
-                }
-                std::memcpy(box.to + 128 * r + 16 * (c ^ r % 8), chunk, sizeof chunk);
-            }
-        barrier.bytes -= 128 * int64_t{box.map->box_rows};
-        complete(barrier);
+        block_.copy({to, map, inner, row}, find(barrier));
     }
 
     // `matrix` may begin some chunks into its rows.
     float element(const unsigned char* matrix, uint32_t row, uint32_t k) {
-        const size_t begin = static_cast<size_t>(matrix - block_.shared()), byte = begin % 128 + 2 * k;
-        if ((begin - begin % 128) % 1024 != 0) faults().misaligned += 1;
+        const size_t begin = static_cast<size_t>(matrix - block_.shared), byte = begin % 128 + 2 * k;
+        if ((begin - begin % 128) % 1024 != 0) block_.faults.misaligned += 1;
         const unsigned char* at = matrix - begin % 128 + 128 * row + 16 * (byte / 16 ^ row % 8) + byte % 16;
         if (!block_.holds(at, 2)) {
-            faults().outside += 1;
+            block_.faults.outside += 1;
             return 0.0f;
         }
         uint16_t bits;
@@ -269,10 +239,10 @@ class HostTiles {
 };
 
 template <class Work>
-bool TileCluster::run(Work work) {
+bool TileBlock::run(Work work) {
     try {
-        fibers.run(threads * static_cast<uint32_t>(blocks.size()), [&](uint32_t thread) {
-            HostTiles tiles(blocks[thread / threads], thread % threads);
+        fibers.run(static_cast<uint32_t>(32 * warps.size()), [&](uint32_t thread) {
+            HostTiles tiles(*this, thread);
             work(tiles);
         });
     } catch (const std::runtime_error&) {

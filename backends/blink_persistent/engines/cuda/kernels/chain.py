@@ -23,7 +23,8 @@ def let_next_in(CHAINED: tl.constexpr):
     """The first half of `join_chain`, for a kernel that reads something meanwhile.
 
     Between the halves nothing may be written, and read only what no kernel of a step writes:
-    weights and the scheduler's inputs.
+    weights and the scheduler's inputs. (expert_sum.h reads what the kernel two ahead has written,
+    which has ended: the one ahead lets it in behind its own wait.)
     """
     if CHAINED:
         gdc_launch_dependents()

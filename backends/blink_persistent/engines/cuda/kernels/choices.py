@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
 from blink_persistent.engines.cuda.kernels.one_token_cut import OneTokenCut
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
 from blink_persistent.engines.cuda.kernels.wide_cut import WideCut
 
@@ -58,14 +57,11 @@ def prefill_tiling(tokens: int, heads: int, processors: int) -> PrefillTiling:
 
 @dataclass(frozen=True, slots=True)
 class PageTiling:
-    """How prefill attention for Hopper is cut: `teams` of 64 rows a program, one or two.
+    """How prefill attention for Hopper is cut.
 
-    A row is a query of one head. `stages`: pages of keys, and of values, that are held at once.
-    Measured: two teams with four stages are 2 % faster for one prompt of 2,048 tokens, and up to
-    17 % slower for short ones.
+    `stages`: pages of keys, and of values, that are held at once.
     """
 
-    teams: int = 1
     stages: int = 3
 
 
@@ -96,7 +92,8 @@ AheadCut = PrimedCut | WideCut
 """Of products in CUDA C++, which read their first weights before the kernel ahead has ended."""
 
 AnyCut = Cut | AheadCut
-AnyAttention = AttentionCut | DirectCut | EvenCut
+AnyAttention = DirectCut | EvenCut
+"""Of attention in CUDA C++, which reads its first KV before then, too."""
 
 Shape = tuple[int, int]
 Cuts = Mapping[tuple[Shape, int], AnyCut]

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import (
-    MOST_GROUP,
-    MOST_SPLITS,
-    TILE,
-)
+from blink_persistent.engines.cuda.kernels.attention_call import MOST_GROUP
 
+TILE = 16  # entries that a warp takes at a time
+MOST_SPLITS = 64
 MOST_BLOCKS = 16  # of a cluster
 
 

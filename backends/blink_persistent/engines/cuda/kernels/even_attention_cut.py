@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import MOST_GROUP
+from blink_persistent.engines.cuda.kernels.attention_call import MOST_GROUP
 from blink_persistent.engines.cuda.kernels.wide_cut import ALIGNMENT
 
 PAGE = 64  # entries that are copied at once
@@ -19,7 +19,8 @@ EVEN = 16
 @dataclass(frozen=True, slots=True)
 class EvenCut:
     """`warps` of a block multiply, four at a page; `pairs` pages of keys and of values are in
-    shared memory or on their way. A multiprocessor holds `resident` blocks.
+    shared memory or on their way, as many for each four warps. A multiprocessor holds `resident`
+    blocks.
     """
 
     warps: int
@@ -31,6 +32,7 @@ class EvenCut:
         block = self.shared_bytes(head_dim, heads) + ALIGNMENT + RESERVED_BYTES
         return (
             self.warps % TEAM == 0
+            and self.pairs % (self.warps // TEAM) == 0
             and self.pairs <= MOST_PAIRS
             and self.resident * block <= SHARED_BYTES
         )

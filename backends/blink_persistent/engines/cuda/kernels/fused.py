@@ -9,6 +9,8 @@ import triton
 from torch import Tensor
 
 from blink_persistent.engines.cuda.kernels import located, norm, rotary
+from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead_products import MakeAhead, no_ahead
 from blink_persistent.engines.cuda.kernels.attention import Attention
 from blink_persistent.engines.cuda.kernels.choices import (
     Cuts,
@@ -21,8 +23,6 @@ from blink_persistent.engines.cuda.kernels.experts import Experts
 from blink_persistent.engines.cuda.kernels.hopper import measured, prefills_by_pages
 from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
 from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
-from blink_persistent.engines.cuda.kernels.primed import MakePrimed, no_primed
-from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
 from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm
 from blink_persistent.engines.cuda.kernels.products import Products
 from blink_persistent.engines.cuda.kernels.protocol import ExpertRoom, Projected
@@ -50,8 +50,8 @@ class FusedKernels(Products, Attention, Experts):
         decode: DecodeTiling | None = None,
         cuts: Cuts | None = None,
         experts: ExpertTiling | None = None,
-        make_primed: MakePrimed = no_primed,
-        primed_attention: PrimedAttention | None = None,
+        make_ahead: MakeAhead = no_ahead,
+        ahead_attention: AheadAttention | None = None,
         primed_norm: PrimedNorm | None = None,
         one_token_experts: OneTokenExperts | None = None,
     ) -> None:
@@ -60,15 +60,15 @@ class FusedKernels(Products, Attention, Experts):
         `chained`: where products are streamed, launch each kernel while the one before it ends,
         which needs a Hopper GPU.
         `decode`, `cuts` and `experts`: how attention and products are cut; by default what was
-        measured on such a device, without primed kernels. `make_primed`: what runs the primed ones
-        of this model's `cuts`.
-        `primed_attention`, `primed_norm` and `one_token_experts` take the place of others where
+        measured on such a device, without those that read ahead. `make_ahead`: what runs the
+        products of this model's `cuts` that do.
+        `ahead_attention`, `primed_norm` and `one_token_experts` take the place of others where
         they can.
         """
         on_gpu = torch.device(device).type == "cuda"
         capability = torch.cuda.get_device_capability(device) if on_gpu else (0, 0)
         known, tilings = measured(capability)
-        self._primed_attention, self._primed_norm = primed_attention, primed_norm
+        self._ahead_attention, self._primed_norm = ahead_attention, primed_norm
         cuts = known if cuts is None else cuts
         shapes = {product.shape for product in step_products(architecture)}
         own = {key: cut for key, cut in cuts.items() if key[0] in shapes}
@@ -78,7 +78,7 @@ class FusedKernels(Products, Attention, Experts):
             cuts,
             chained=chained,
             device=device,
-            primed=make_primed(own),
+            ahead=make_ahead(own),
         )
         Attention.__init__(
             self,
@@ -222,9 +222,9 @@ class FusedKernels(Products, Attention, Experts):
         block_tables: Tensor,
         out: Tensor,
     ) -> None:
-        if self._primed_attention is not None and self._primed_attention.takes(new):
+        if self._ahead_attention is not None and self._ahead_attention.takes(new):
             chained = self.chain(len(lengths))["CHAINED"]
-            self._primed_attention(new, keys, values, lengths, block_tables, out, chained=chained)
+            self._ahead_attention(new, keys, values, lengths, block_tables, out, chained=chained)
             return
         self.rotate_append(new, keys, values)
         self.decode_attention(new.queries, keys, values, lengths, block_tables, out)

@@ -200,7 +200,7 @@ HOPPER_ATTENTIONS: Mapping[tuple[Heads, int], AnyAttention] = {
     ((32, 8, 128), 32): EvenCut(warps=4, pairs=3, resident=2),
     ((32, 8, 128), 64): EvenCut(warps=4, pairs=3, resident=2),
     ((32, 4, 128), 1): DirectCut(warps=4, resident=3, clustered=True, most=16),
-    ((64, 8, 128), 16): EvenCut(warps=8, pairs=5, resident=1),
+    ((64, 8, 128), 16): EvenCut(warps=8, pairs=4, resident=1),
 }
 """In place of Triton's kernels, by the most rows of decode steps whose layers' products are of
 `HOPPER_AHEAD`. 1, 16 and 64 rows were measured; at 16 of Llama's, `EvenCut(warps=8, pairs=6,

@@ -1,9 +1,8 @@
-"""Prefill attention for Hopper GPUs, in Gluon: one warp asks for pages, teams of four compute.
+"""Prefill attention for Hopper GPUs, in Gluon: one warp asks for pages, four compute.
 
-Rows of a program are (query, head of the KV group), so that a page is read once for all heads of
-its group; each team computes 64 rows. Pages come by TMA into a ring in shared memory. A
-team's product of values runs while it softens the scores of the next page, and teams overlap as it
-comes. Grids follow from the key alone, as in `prefill_attention`.
+A program's 64 rows are (query, head of the KV group), so that a page is read once for all heads of
+its group. Pages come by TMA into a ring in shared memory. The product of values runs while the
+scores of the next page are softened. Grids follow from the key alone, as in `prefill_attention`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-ROWS = gl.constexpr(64)  # of a team
+ROWS = gl.constexpr(64)  # of a program
 
 
 @gluon.jit
@@ -63,12 +62,12 @@ def soften(scores, best, total, scale):
 
 
 @gluon.jit
-def compute(part, queries, out, first, tokens, start, begin, end, tiles, kv_head, scale,
+def compute(queries, out, first, tokens, start, begin, end, tiles, kv_head, scale,
             k_ring, v_ring, full_k, full_v, free_k, free_v,
             HEADS: gl.constexpr, GROUP: gl.constexpr, QUERIES: gl.constexpr,
             HEAD_DIM: gl.constexpr, DIM_TILE: gl.constexpr, TILE: gl.constexpr,
             STAGES: gl.constexpr):  # fmt: skip
-    """What a team does: rows [64 part, 64 part + 64) of the program's."""
+    """What the four warps do."""
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     mixed_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM_TILE, 16])
     q_layout: gl.constexpr = gl.DotOperandLayout(0, scores_layout, 2)
@@ -76,7 +75,7 @@ def compute(part, queries, out, first, tokens, start, begin, end, tiles, kv_head
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     dtype: gl.constexpr = queries.dtype.element_ty
 
-    row = part * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, wide))
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, wide))
     d = gl.arange(0, DIM_TILE, gl.SliceLayout(0, wide))
     m = begin + row // GROUP
     head = kv_head * GROUP + row % GROUP
@@ -84,7 +83,7 @@ def compute(part, queries, out, first, tokens, start, begin, end, tiles, kv_head
     place = ((first + m).to(gl.int64) * HEADS + head)[:, None] * HEAD_DIM + d[None, :]
     q = gl.convert_layout(gl.load(queries + place, mask=both, other=0.0), q_layout)
 
-    row_of_score = part * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, scores_layout))
+    row_of_score = gl.arange(0, ROWS, gl.SliceLayout(1, scores_layout))
     seen = start + begin + row_of_score // GROUP
     n = gl.arange(0, TILE, gl.SliceLayout(0, scores_layout))
     seen_by_all = start + begin + 1  # entries
@@ -145,13 +144,13 @@ def add(a, b):
 def attend_pages(queries, keys, values, starts, cu_seqlens, tables, out, sequences, max_blocks,
                  scale, HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
                  BLOCK_SIZE: gl.constexpr, DIM_TILE: gl.constexpr, STAGES: gl.constexpr,
-                 TEAMS: gl.constexpr, CHAINED: gl.constexpr):  # fmt: skip
+                 CHAINED: gl.constexpr):  # fmt: skip
     """`keys` and `values`: descriptors of rows of a layer's pages. `scale`: times log2(e)."""
     if CHAINED:
         gdc_launch_dependents()
         gdc_wait()
     GROUP: gl.constexpr = HEADS // KV_HEADS
-    QUERIES: gl.constexpr = TEAMS * ROWS // GROUP
+    QUERIES: gl.constexpr = ROWS // GROUP
     TILE: gl.constexpr = BLOCK_SIZE
     SEARCH: gl.constexpr = 32
     kv_head = gl.program_id(0)
@@ -193,33 +192,17 @@ def attend_pages(queries, keys, values, starts, cu_seqlens, tables, out, sequenc
         for at in gl.static_range(STAGES):
             mbarrier.init(full_k.index(at), count=1)
             mbarrier.init(full_v.index(at), count=1)
-            mbarrier.init(free_k.index(at), count=TEAMS)
-            mbarrier.init(free_v.index(at), count=TEAMS)
+            mbarrier.init(free_k.index(at), count=1)
+            mbarrier.init(free_v.index(at), count=1)
         fence_async_shared()
-        if TEAMS == 2:
-            gl.warp_specialize(
-                [
-                    (compute, (0, queries, out, first, tokens, start, begin, end, tiles, kv_head,
-                               scale, k_ring, v_ring, full_k, full_v, free_k, free_v,
-                               HEADS, GROUP, QUERIES, HEAD_DIM, DIM_TILE, TILE, STAGES)),
-                    (compute, (1, queries, out, first, tokens, start, begin, end, tiles, kv_head,
-                               scale, k_ring, v_ring, full_k, full_v, free_k, free_v,
-                               HEADS, GROUP, QUERIES, HEAD_DIM, DIM_TILE, TILE, STAGES)),
-                    (fetch, (keys, values, table, kv_head, tiles, k_ring, v_ring, full_k, full_v,
-                             free_k, free_v, KV_HEADS, BLOCK_SIZE, STAGES)),
-                ],
-                [4, 1],
-                [240, 24],
-            )  # fmt: skip
-        else:
-            gl.warp_specialize(
-                [
-                    (compute, (0, queries, out, first, tokens, start, begin, end, tiles, kv_head,
-                               scale, k_ring, v_ring, full_k, full_v, free_k, free_v,
-                               HEADS, GROUP, QUERIES, HEAD_DIM, DIM_TILE, TILE, STAGES)),
-                    (fetch, (keys, values, table, kv_head, tiles, k_ring, v_ring, full_k, full_v,
-                             free_k, free_v, KV_HEADS, BLOCK_SIZE, STAGES)),
-                ],
-                [1],
-                [24],
-            )  # fmt: skip
+        gl.warp_specialize(
+            [
+                (compute, (queries, out, first, tokens, start, begin, end, tiles, kv_head, scale,
+                           k_ring, v_ring, full_k, full_v, free_k, free_v,
+                           HEADS, GROUP, QUERIES, HEAD_DIM, DIM_TILE, TILE, STAGES)),
+                (fetch, (keys, values, table, kv_head, tiles, k_ring, v_ring, full_k, full_v,
+                         free_k, free_v, KV_HEADS, BLOCK_SIZE, STAGES)),
+            ],
+            [1],
+            [24],
+        )  # fmt: skip

@@ -12,10 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Shape, StepChoices
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import (
-    is_attended,
-    likely_attention,
-)
 from blink_persistent.engines.cuda.kernels.primed_cut import WINDOW, PrimedCut, stage_bytes
 from blink_server.importers.checkpoint import Architecture
 
@@ -24,9 +20,6 @@ PROCESSORS = 131
 
 SHARED_BYTES = 216 << 10
 """Of 228 KiB of a multiprocessor: what is left is for the small kernels between products."""
-
-BESIDE_ATTENTION = 152 << 10
-"""Of a product that shares its multiprocessor with a block of primed attention of few rows."""
 
 LIKELY_TILES = ROW_TILES[:2]
 """Of 64 rows every product was 25 to 73 % slower than a streamed one, and by `kernel_us` those of
@@ -48,7 +41,7 @@ SPLITS = (1, 2, 3, 4, 5, 7, 8, 16)
 
 
 def primed_candidates(
-    shape: Shape, row_tile: int, *, gated: bool, in_parts: bool, shared_bytes: int = SHARED_BYTES
+    shape: Shape, row_tile: int, *, gated: bool, in_parts: bool
 ) -> Iterator[PrimedCut]:
     """Every way to cut that leaves hardly any multiprocessor idle, in no order.
 
@@ -67,7 +60,7 @@ def primed_candidates(
             for windows in (
                 (2, 4) if row_tile < ROW_TILES[-1] else (2,)
             ):  # more would spill registers
-                stages = min(shared_bytes // stage_bytes(warps * tiles, row_tile, windows), 12)
+                stages = min(SHARED_BYTES // stage_bytes(warps * tiles, row_tile, windows), 12)
                 cut = PrimedCut(-(-whole // each), splits, warps, tiles, windows, stages, gated)
                 if stages >= 3 and cut.fits(size, depth):
                     yield cut
@@ -113,9 +106,7 @@ def leaves_registers(cut: PrimedCut) -> bool:
     return cut.warps * cut.tiles <= 20  # 128 registers a thread with two tiles, 80 with one
 
 
-def likely_cut(
-    shape: Shape, row_tile: int, *, gated: bool, in_parts: bool, shared_bytes: int = SHARED_BYTES
-) -> PrimedCut | None:
+def likely_cut(shape: Shape, row_tile: int, *, gated: bool, in_parts: bool) -> PrimedCut | None:
     """The candidate of the least estimate, of equal ones that with the fewest idle warps."""
     whole = -(-shape[0] // 16)
 
@@ -124,54 +115,37 @@ def likely_cut(
         idle = -(-whole // cut.blocks) % -(cut.warps * cut.tiles)
         return round(us, 1), -idle, abs(cut.warps - 8), -cut.shared_bytes(row_tile)
 
-    found = primed_candidates(
-        shape, row_tile, gated=gated, in_parts=in_parts, shared_bytes=shared_bytes
-    )
+    found = primed_candidates(shape, row_tile, gated=gated, in_parts=in_parts)
     return min(found, key=rank, default=None)
 
 
-def likely_cuts(
-    architecture: Architecture, *, primed_attention: bool = False
-) -> dict[tuple[Shape, int], PrimedCut]:
+def likely_cuts(architecture: Architecture) -> dict[tuple[Shape, int], PrimedCut]:
     """Of every product of a model's decode steps that can be cut so.
 
-    Of products with weights of one shape, the first that `step_products` names has the cut. With
-    `primed_attention` the products around it leave it room in few rows' steps: it is there
-    before the one ends, and the other's weights are before attention does.
+    Of products with weights of one shape, the first that `step_products` names has the cut.
     """
     found: dict[tuple[Shape, int], PrimedCut] = {}
     for product in step_products(architecture):
         for tile in ROW_TILES:
-            beside = primed_attention and tile == ROW_TILES[0] and product.name in _AROUND
-            cut = likely_cut(
-                product.shape,
-                tile,
-                gated=product.gated,
-                in_parts=product.in_parts,
-                shared_bytes=BESIDE_ATTENTION if beside else SHARED_BYTES,
-            )
+            cut = likely_cut(product.shape, tile, gated=product.gated, in_parts=product.in_parts)
             if cut is not None:
                 found.setdefault((product.shape, tile), cut)
     return found
 
 
-_AROUND = ("qkv", "output")
-
-
-def likely_choices(
-    architecture: Architecture, known: StepChoices, *, primed_attention: bool
-) -> StepChoices:
-    """`known`, but for `LIKELY_TILES` primed products and, if asked for, attention.
-
-    The norm is the one that was best beside such products.
+def likely_choices(architecture: Architecture, known: StepChoices) -> StepChoices:
+    """`known`, but for `LIKELY_TILES`: primed products, Triton's attention, and the norm that was
+    best beside such products.
     """
-    attended = primed_attention and is_attended(architecture)
-    cuts = likely_cuts(architecture, primed_attention=attended)
+    cuts = likely_cuts(architecture)
     return replace(
         known,
         cuts={**known.cuts, **{key: cut for key, cut in cuts.items() if key[1] in LIKELY_TILES}},
-        attentions={tile: likely_attention(tile) for tile in LIKELY_TILES if attended},
-        norms={tile for tile in LIKELY_TILES if tile > ROW_TILES[0]},
+        attentions={
+            rows: cut for rows, cut in known.attentions.items() if rows > max(LIKELY_TILES)
+        },
+        norms={tile for tile in known.norms if tile not in LIKELY_TILES}
+        | {tile for tile in LIKELY_TILES if tile > ROW_TILES[0]},
     )
 
 

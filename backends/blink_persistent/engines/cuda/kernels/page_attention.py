@@ -12,12 +12,12 @@ from torch import Tensor
 from blink_persistent.engines.cuda.kernels.choices import PageTiling
 from blink_server.importers.checkpoint import Architecture
 
-TEAM_ROWS = 64  # that a team of four warps computes
+ROWS = 64  # queries of one head each, that a program computes
 BLOCK_SIZE = 64  # entries of a page; others have not been tried
 MOST_ELEMENTS = 128  # of a head: more do not fit the registers
 SWIZZLED_BYTES, ELEMENT_BITS = 128, 16
 TRITON = (3, 6)  # the first whose Gluon has what the kernel is written in
-WITHIN_HALF = 128  # registers a thread, so that a processor holds two programs of one team
+OPTIONS = {"num_warps": 4, "maxnreg": 128}  # so that a processor's registers hold two programs
 
 
 class PageAttention:
@@ -35,7 +35,7 @@ class PageAttention:
         """Can the kernel compute such heads, and is Triton new enough for it?"""
         size, group = architecture.head_dim, architecture.heads // architecture.kv_heads
         version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-        return size % 8 == 0 and size <= MOST_ELEMENTS and group <= TEAM_ROWS and version >= TRITON
+        return size % 8 == 0 and size <= MOST_ELEMENTS and group <= ROWS and version >= TRITON
 
     def takes(self, keys: Tensor) -> bool:
         return (keys.shape[2], keys.dtype) == (BLOCK_SIZE, torch.bfloat16)
@@ -53,8 +53,7 @@ class PageAttention:
     ) -> None:
         shape, (sequences, max_blocks), tokens = self._shape, block_tables.shape, len(queries)
         group = shape.heads // shape.kv_heads
-        tiling = self._tiling
-        tiles = triton.cdiv(tokens, tiling.teams * TEAM_ROWS // group) + sequences - 1
+        tiles = triton.cdiv(tokens, ROWS // group) + sequences - 1
         self._kernel[(shape.kv_heads, tiles)](
             queries,
             pages(keys),
@@ -66,8 +65,8 @@ class PageAttention:
             sequences,
             max_blocks,
             shape.head_dim**-0.5 * math.log2(math.e),
-            **constants_of(shape, tiling),
-            **options_of(tiling),
+            **constants_of(shape, self._tiling),
+            **OPTIONS,
             **chain,
         )
 
@@ -80,14 +79,7 @@ def constants_of(shape: Architecture, tiling: PageTiling) -> dict[str, int]:
         "BLOCK_SIZE": BLOCK_SIZE,
         "DIM_TILE": triton.next_power_of_2(shape.head_dim),
         "STAGES": tiling.stages,
-        "TEAMS": tiling.teams,
     }
-
-
-def options_of(tiling: PageTiling) -> dict[str, int]:
-    """Triton's own."""
-    warps = {"num_warps": 4}
-    return warps | {"maxnreg": WITHIN_HALF} if tiling.teams == 1 else warps
 
 
 def pages(entries: Tensor) -> Any:

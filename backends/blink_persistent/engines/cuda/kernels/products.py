@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from blink_persistent.engines.cuda.kernels import stream, swiglu
+from blink_persistent.engines.cuda.kernels.ahead_products import RunAhead
 from blink_persistent.engines.cuda.kernels.choices import (
     DOT_LEAST,
     ROW_TILES,
@@ -19,7 +20,6 @@ from blink_persistent.engines.cuda.kernels.choices import (
     Shape,
     row_tile,
 )
-from blink_persistent.engines.cuda.kernels.primed import RunPrimed
 from blink_persistent.engines.cuda.kernels.reference import library_logits
 
 SWIGLU_TILE = 1024
@@ -50,13 +50,13 @@ class Products:
         *,
         chained: bool,
         device: object,
-        primed: RunPrimed | None = None,
+        ahead: RunAhead | None = None,
     ) -> None:
         """`shapes`: of the weights that `product` is given, [out_features, in_features].
 
-        `primed` runs the products whose cut is an `AheadCut`.
+        `ahead` runs the products whose cut is an `AheadCut`.
         """
-        self._cuts, self._primed = cuts, primed
+        self._cuts, self._ahead = cuts, ahead
         shapes = list(shapes)
         # A method of this object would make it keep itself: `FusedKernels` hands the chain on.
         self.chain = Chain(
@@ -129,8 +129,8 @@ class Products:
         tile = row_tile(rows)
         assert tile is not None
         if isinstance(cut, AheadCut):
-            assert self._primed is not None
-            self._primed(x, weight, out, cut, tile, chained=self.chain(rows)["CHAINED"])
+            assert self._ahead is not None
+            self._ahead(x, weight, out, cut, tile, chained=self.chain(rows)["CHAINED"])
             return
         stream.stream_product[(size // cut.features, cut.splits)](
             x, weight, out, rows, size, depth, depth // cut.splits, cut.features,

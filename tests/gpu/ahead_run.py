@@ -1,5 +1,5 @@
-"""The primed kernels on small operands, chained, against plain PyTorch on the CPU: for tools that
-watch a whole process; run by the test beside it.
+"""The kernels that read ahead on small operands, chained, against plain PyTorch on the CPU: for
+tools that watch a whole process; run by the test beside it.
 
 No kernel of a library with shared memory is launched, since tools report races inside those.
 """
@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, AnyAttention
+from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.choices import ROW_TILES
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cut
 from blink_persistent.engines.cuda.kernels.one_token_cut import OneTokenCut
 from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
 from blink_persistent.engines.cuda.kernels.primed import PrimedProducts
-from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
 from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Projected, Rotary
@@ -130,18 +129,13 @@ def tables_of(rows: int) -> Any:
     return torch.arange(rows * MAX_BLOCKS).flip(0).view(rows, MAX_BLOCKS)
 
 
-def _for_all(cut: AnyAttention | None) -> dict[int, AnyAttention] | None:
-    return None if cut is None else dict.fromkeys(ROW_TILES, cut)
-
-
 def check_attention(gpu: Any) -> None:
     sizes: dict[str, Any] = {"max_rows": 8, "processors": 131, "device": DEVICE}
     for cut in (
-        *(None, AttentionCut(warps=2, stages=1, programs=4)),
         *(DirectCut(), DirectCut(warps=2, clustered=True)),
-        *(EvenCut(warps=8, pairs=3, resident=1), EvenCut(warps=4, pairs=2, resident=2)),
+        *(EvenCut(warps=8, pairs=2, resident=1), EvenCut(warps=4, pairs=2, resident=2)),
     ):
-        attention = PrimedAttention(gpu, SHAPE, cuts=_for_all(cut), **sizes)
+        attention = AheadAttention(gpu, SHAPE, cuts={8: cut}, **sizes)
         for rows in (1, 5):
             pages = torch.randn(2, rows * MAX_BLOCKS, SHAPE.kv_heads, BLOCK_SIZE, SHAPE.head_dim)
             keys, values = pages.bfloat16()

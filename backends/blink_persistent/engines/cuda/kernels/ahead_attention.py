@@ -1,7 +1,6 @@
-"""Decode attention in CUDA C++, with rotation, append and the sum over splits in one kernel.
+"""Decode attention in CUDA C++ that reads ahead: it loads KV while the product before it ends.
 
-It loads KV while the product before it ends; cut for few rows, it leaves room for the product
-behind it.
+Rotation, append and the sum over splits are part of the kernel.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blink_persistent.engines.cuda.kernels.attention_call import (
+    MOST_GROUP,
+    AttentionCall,
+    attends_ahead,
+)
 from blink_persistent.engines.cuda.kernels.choices import (
     ROW_TILES,
     AnyAttention,
     attention_tile,
 )
-from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut, direct_code
-from blink_persistent.engines.cuda.kernels.even_attention_cut import PAGE, EvenCut, even_code
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import (
-    MOST_GROUP,
+from blink_persistent.engines.cuda.kernels.direct_attention_cut import (
     MOST_SPLITS,
-    AttentionCall,
-    AttentionCut,
-    attention_code,
-    is_attended,
-    likely_attention,
+    DirectCut,
+    direct_code,
 )
+from blink_persistent.engines.cuda.kernels.even_attention_cut import PAGE, EvenCut, even_code
 from blink_persistent.engines.cuda.kernels.protocol import Projected
 from blink_persistent.engines.cuda.kernels.wide import tensor_map
 from blink_persistent.engines.cuda.kernels.wide_cut import ALIGNMENT
@@ -37,7 +36,7 @@ from blink_persistent.gpu.driver import Gpu
 from blink_server.importers.checkpoint import Architecture
 
 
-class PrimedAttention:
+class AheadAttention:
     """For one model's heads and steps of up to 64 rows; the `gpu` owns its code.
 
     Steps share its scratch memory.
@@ -51,18 +50,15 @@ class PrimedAttention:
         max_rows: int,
         processors: int,
         device: Any,
-        cuts: Mapping[int, AnyAttention] | None = None,
+        cuts: Mapping[int, AnyAttention],
     ) -> None:
-        """`cuts`: by the most rows that each is for, as in `StepChoices`; by default for all
-        `ROW_TILES`, cut as is likely.
+        """`cuts`: by the most rows that each is for, as in `StepChoices`.
 
-        The model's heads have to be such that `is_attended` says so, and that an `EvenCut` fits.
+        The model's heads have to be such that `attends_ahead` says so, and that an `EvenCut` fits.
         Raises DeviceCodeError or CudaError.
         """
-        assert is_attended(architecture)
+        assert attends_ahead(architecture)
         self._gpu, self._shape, self._processors = gpu, architecture, processors
-        if cuts is None:
-            cuts = {tile: likely_attention(tile) for tile in ROW_TILES}
         self._cuts = cuts
         size, rows = architecture.head_dim, min(max_rows, ROW_TILES[-1])
         self._kernels = load_attentions(gpu, set(self._cuts.values()), architecture)
@@ -153,14 +149,12 @@ def load_attentions(
 ) -> dict[AnyAttention, ChainedKernel]:
     """Their kernels, which the `gpu` owns. Raises DeviceCodeError or CudaError."""
     size, group = architecture.head_dim, architecture.heads // architecture.kv_heads
-    primed = {cut: cut.shared_bytes(size) for cut in cuts if isinstance(cut, AttentionCut)}
     direct = {cut: cut.shared_bytes(size, group) for cut in cuts if isinstance(cut, DirectCut)}
     even = {
         cut: cut.shared_bytes(size, group) + ALIGNMENT for cut in cuts if isinstance(cut, EvenCut)
     }
     assert all(cut.fits(size, group) for cut in even)
     sources: list[tuple[str, Mapping[Any, int], str]] = [
-        ("primed_attention_gpu.cu", primed, attention_code(primed, size)),
         ("direct_attention_gpu.cu", direct, direct_code(direct, size)),
         ("even_attention_gpu.cu", even, even_code(even, size)),
     ]

@@ -1,32 +1,26 @@
-"""Attention in CUDA C++ computes what numpy computes, lane by lane on a host; it compiles."""
+"""Attention without a ring computes what numpy computes, lane by lane on a host; it compiles."""
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
+from blink_persistent.engines.cuda.architectures import ARCHITECTURES
+from blink_persistent.engines.cuda.kernels.attention_call import AttentionCall, attends_ahead
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut, direct_code
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import (
-    AttentionCall,
-    AttentionCut,
-    attention_code,
-)
 from blink_persistent.gpu import compile as device_code
 from blink_persistent.gpu.structs import layout_assertions
 from blink_persistent.testing.attention_problem import NAN, AttentionCase, AttentionProblem
-from blink_persistent.testing.primed_host import HostAttention, Way, float32
+from blink_persistent.testing.primed_host import HostAttention, float32
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 DIRECT, CLUSTERED = DirectCut(warps=2), DirectCut(warps=3, clustered=True)
-CUTS = (
-    *(AttentionCut(warps=2, stages=1), AttentionCut(warps=2, stages=2), AttentionCut(warps=3)),
-    *(DIRECT, CLUSTERED),
-)
-WAYS = [Way(late, seed) for late in (False, True) for seed in (1, 2)]
-
+CUTS = [DIRECT, CLUSTERED]
+SEEDS = (1, 2, 3)
 
 CASES = {
     "one split": AttentionCase(),
@@ -51,12 +45,12 @@ def attentions() -> dict[int, HostAttention]:
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_a_rows_new_token_attends_to_all_its_entries(
-    attentions: dict[int, HostAttention], name: str, cut: AttentionCut | DirectCut
+    attentions: dict[int, HostAttention], name: str, cut: DirectCut
 ) -> None:
-    for way in WAYS:
+    for seed in SEEDS:
         problem = AttentionProblem(CASES[name])
         call, attention = problem.call(), attentions[problem.case.head_dim]
-        problem.check(partial(attention.run, cut, call, problem.blocks, way))
+        problem.check(partial(attention.run_direct, cut, call, problem.blocks, seed))
 
 
 @needs_compiler
@@ -65,11 +59,7 @@ def test_a_rows_new_token_attends_to_all_its_entries(
 @pytest.mark.parametrize("bad", [slice(40, 41), slice(0, 100)], ids=["one", "all"])
 @pytest.mark.parametrize("splits", [1, 3, 11])
 def test_entries_that_are_no_numbers_are_their_own_rows_alone(
-    attentions: dict[int, HostAttention],
-    cut: AttentionCut | DirectCut,
-    part: int,
-    bad: slice,
-    splits: int,
+    attentions: dict[int, HostAttention], cut: DirectCut, part: int, bad: slice, splits: int
 ) -> None:
     """And NaN in what is no row's entry has no effect."""
     problem = AttentionProblem(AttentionCase(lengths=(101, 0, 1, 39), splits=splits))
@@ -77,7 +67,7 @@ def test_entries_that_are_no_numbers_are_their_own_rows_alone(
     problem.spoil_the_rest()
     for at in range(101)[bad]:
         problem.pages[part][problem.place(0, at)] = NAN
-    attentions[128].run(cut, problem.call(), problem.blocks)
+    attentions[128].run_direct(cut, problem.call(), problem.blocks)
     assert np.isnan(float32(problem.out[0])).all(), "the answer would look like one"
     for row in (1, 2, 3):
         np.testing.assert_allclose(float32(problem.out[row]), expected[row], atol=0.02, rtol=0.01)
@@ -90,14 +80,12 @@ def test_a_kernel_has_the_shared_memory_that_it_is_launched_with(
     for size, attention in attentions.items():
         for cut in CUTS:
             for heads in (1, 5, 8):
-                direct = isinstance(cut, DirectCut)
-                given = cut.shared_bytes(size, heads) if direct else cut.shared_bytes(size)
-                assert attention.shared_bytes(cut, heads) == given
+                assert attention.shared_bytes(cut, heads) == cut.shared_bytes(size, heads)
 
 
 @pytest.mark.parametrize(("rows", "kv_heads"), [(1, 8), (16, 8), (64, 3), (1000, 8)])
 def test_splits_fill_the_processors_and_no_more(rows: int, kv_heads: int) -> None:
-    splits = AttentionCut(programs=3).splits(rows, kv_heads, 1 << 20, 131)
+    splits = DirectCut(programs=3).splits(rows, kv_heads, 1 << 20, 131)
     assert splits == 1 or rows * kv_heads * splits <= 3 * 131
     assert splits == 64 or rows * kv_heads * (splits + 1) > 3 * 131
 
@@ -112,12 +100,18 @@ def test_a_cluster_has_a_power_of_two_of_blocks() -> None:
     assert DirectCut(most=8).splits(1, 8, 1 << 20, 131) == 8
 
 
+def test_groups_of_up_to_eight_heads_of_two_sizes_are_attended_to() -> None:
+    shape = ARCHITECTURES["llama-3-8b"]
+    for kv_heads, size, known in ((4, 128, True), (4, 64, True), (4, 96, False), (2, 128, False)):
+        assert attends_ahead(replace(shape, kv_heads=kv_heads, head_dim=size)) == known
+
+
 def test_the_kernels_compile_where_there_is_a_device_compiler(device_compiler: None) -> None:
-    mirrors = layout_assertions([AttentionCall])
-    for source, cuts, text in (
-        ("primed_attention_gpu.cu", [AttentionCut()], attention_code([AttentionCut()], 128)),
-        ("direct_attention_gpu.cu", [DIRECT, CLUSTERED], direct_code([DIRECT, CLUSTERED], 128)),
-    ):
-        code = device_code.compile_program(source, arch="sm_90", prologue=text, epilogue=mirrors)
-        for cut in cuts:
-            assert cut.kernel_name(128).encode() in code
+    code = device_code.compile_program(
+        "direct_attention_gpu.cu",
+        arch="sm_90",
+        prologue=direct_code(CUTS, 128),
+        epilogue=layout_assertions([AttentionCall]),
+    )
+    for cut in CUTS:
+        assert cut.kernel_name(128).encode() in code

@@ -13,13 +13,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
 
+from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead_products import AheadProducts, ahead_on
 from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cuts
-from blink_persistent.engines.cuda.kernels.primed import AheadProducts, primed_on
-from blink_persistent.engines.cuda.kernels.primed_attention import PrimedAttention
-from blink_persistent.engines.cuda.kernels.primed_attention_cut import AttentionCut
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel
 from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm, primed_norm_for
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Projected, Rotary
@@ -35,7 +34,6 @@ HEADS = {"heads": 6, "kv_heads": 2, "head_dim": 64, "qk_norm": True, "attention_
 SIZES = {"hidden_size": 192, "intermediate_size": 256, "vocabulary_size": 150, "layers": 2}
 SHAPE = tiny_architecture(**HEADS, **SIZES, context_length=256)
 BLOCK_SIZE, MAX_BLOCKS, CONTEXT = 32, 8, 256
-CUT = AttentionCut(warps=2, stages=2, programs=4)
 DIRECT = DirectCut(warps=2, programs=4)
 CLUSTERED = DirectCut(warps=2, programs=4, clustered=True)
 EVEN = EvenCut(warps=4, pairs=3, resident=2)
@@ -58,7 +56,7 @@ def distance(found: Any, expected: Any) -> float:
 
 def test_a_product_gets_its_sizes_in_order(gpu: Any) -> None:
     cut = PrimedCut(blocks=3, splits=2, warps=2, windows=2, stages=3)
-    products = primed_on(gpu)({((72, 256), 8): cut})
+    products = ahead_on(gpu)({((72, 256), 8): cut})
     assert isinstance(products, AheadProducts)
     x, weight = torch.randn(5, 256).bfloat16(), torch.randn(72, 256).bfloat16()
     out = torch.full((2, 5, 72), torch.nan)
@@ -66,7 +64,7 @@ def test_a_product_gets_its_sizes_in_order(gpu: Any) -> None:
     torch.testing.assert_close(out.sum(dim=0), x.float() @ weight.float().t(), atol=1e-4, rtol=1e-4)
     name = PrimedKernel.of(cut, 8).name
     assert gpu.launches == [Launch(name, 6, 64, cut.shared_bytes(8), chained=True)]
-    assert primed_on(gpu)({}) is None
+    assert ahead_on(gpu)({}) is None
 
 
 def test_no_kernels_are_made_for_the_products_of_other_models() -> None:
@@ -78,7 +76,7 @@ def test_no_kernels_are_made_for_the_products_of_other_models() -> None:
         capacity=CONTEXT,
         chained=False,
         cuts=cuts | other,
-        make_primed=given.append,
+        make_ahead=given.append,
         **sizes,
     )
     assert given == [cuts]
@@ -129,12 +127,12 @@ def projected(rows: int) -> Projected:
 
 
 @pytest.mark.parametrize("lengths", [(70,), (200, 0, 33, 1)])
-@pytest.mark.parametrize("cut", [CUT, DIRECT, CLUSTERED, EVEN], ids=str)
+@pytest.mark.parametrize("cut", [DIRECT, CLUSTERED, EVEN], ids=str)
 def test_attention_is_that_of_plain_pytorch(gpu: Any, cut: Any, lengths: tuple[int, ...]) -> None:
     torch.manual_seed(1)
     rows = len(lengths)
     sizes: dict[str, Any] = {"max_rows": 8, "processors": 3, "device": "cpu"}
-    attention = PrimedAttention(gpu, SHAPE, cuts={8: cut}, **sizes)
+    attention = AheadAttention(gpu, SHAPE, cuts={8: cut}, **sizes)
     pages = rows * MAX_BLOCKS
     new, tables = projected(rows), torch.randperm(pages).int().view(rows, MAX_BLOCKS)
     lengths_given = torch.tensor(lengths, dtype=torch.int32)
@@ -154,8 +152,7 @@ def test_attention_is_that_of_plain_pytorch(gpu: Any, cut: Any, lengths: tuple[i
         torch.testing.assert_close(other, expected, atol=0.03, rtol=0.02)
     most = 4 if cut is CLUSTERED else 6
     splits = most if rows == 1 else 1
-    group = () if cut is CUT else (3,)
-    shared, blocks = cut.shared_bytes(SHAPE.head_dim, *group), rows * SHAPE.kv_heads * splits
+    shared, blocks = cut.shared_bytes(SHAPE.head_dim, 3), rows * SHAPE.kv_heads * splits
     cluster = splits if cut is CLUSTERED else 1
     if cut is EVEN:
         shared, blocks = shared + 1024, 6
@@ -165,19 +162,20 @@ def test_attention_is_that_of_plain_pytorch(gpu: Any, cut: Any, lengths: tuple[i
 
 
 def test_what_the_library_computed_is_for_the_other_kernels(gpu: Any) -> None:
-    attention = PrimedAttention(gpu, SHAPE, max_rows=8, processors=3, device="cpu")
+    sizes: dict[str, Any] = {"max_rows": 64, "processors": 3, "device": "cpu"}
+    attention = AheadAttention(gpu, SHAPE, cuts={64: EVEN}, **sizes)
     new, rounded = projected(3), torch.zeros(1, 3, 640, dtype=torch.bfloat16)
-    assert attention.takes(new)
+    assert attention.takes(projected(64))
     assert not attention.takes(projected(65))
     library = Projected(rounded, new.heads, new.rotary, new.positions, new.entries, new.queries)
     assert not attention.takes(library)
-    few = PrimedAttention(gpu, SHAPE, max_rows=8, processors=3, device="cpu", cuts={8: CUT})
+    few = AheadAttention(gpu, SHAPE, cuts={8: DIRECT}, **sizes)
     assert few.takes(projected(8))
     assert not few.takes(projected(9))
-    fewer = PrimedAttention(gpu, SHAPE, max_rows=8, processors=3, device="cpu", cuts={4: CUT})
+    fewer = AheadAttention(gpu, SHAPE, cuts={4: DIRECT}, **sizes)
     assert fewer.takes(projected(4))
     assert not fewer.takes(projected(5))
-    none = PrimedAttention(gpu, SHAPE, max_rows=8, processors=3, device="cpu", cuts={})
+    none = AheadAttention(gpu, SHAPE, cuts={}, **sizes)
     assert not none.takes(projected(1))
     assert PrimedNorm(gpu, 192, {16}).takes(torch.empty(2, 16, 192))
     assert not PrimedNorm(gpu, 192, {16}).takes(torch.empty(2, 8, 192))
@@ -194,14 +192,14 @@ def test_a_decode_step_is_that_of_plain_pytorch(gpu: Any) -> None:
         pytest.skip("Triton's interpreter is not used here")
     torch.manual_seed(1)
     sizes: dict[str, Any] = {"max_rows": 8, "processors": 131, "device": "cpu"}
-    cuts = likely_cuts(SHAPE, primed_attention=True)
-    primed = FusedKernels(
+    cuts = likely_cuts(SHAPE)
+    fused = FusedKernels(
         SHAPE,
         capacity=CONTEXT,
         chained=False,
         cuts={key: cut for key, cut in cuts.items() if key[1] == 8},
-        make_primed=primed_on(gpu),
-        primed_attention=PrimedAttention(gpu, SHAPE, **sizes),
+        make_ahead=ahead_on(gpu),
+        ahead_attention=AheadAttention(gpu, SHAPE, cuts={8: EVEN}, **sizes),
         primed_norm=PrimedNorm(gpu, SHAPE.hidden_size),
         **sizes,
     )
@@ -213,13 +211,13 @@ def test_a_decode_step_is_that_of_plain_pytorch(gpu: Any) -> None:
         Part((20,), 0, (1,)),
     ]
     cache, found = None, []
-    for kernels in (ReferenceKernels(), primed):
+    for kernels in (ReferenceKernels(), fused):
         paged = PagedDecoder.build(SHAPE, weights, kernels, device="cpu")
         pages = paged.decoder.cache.pages
         cache = pages.normal_().clone() if cache is None else pages.copy_(cache)
         found.append((paged.decode(rows)[[0, 2, 3]], pages))
     for expected, other in zip(*found, strict=True):
         assert distance(other, expected) < BFLOAT16
-    a_layer = ["product", "attention", "product", "norm", "gated", "product", "norm"]
+    a_layer = ["product", "even", "product", "norm", "gated", "product", "norm"]
     kinds = [launch.name.split("_")[1] for launch in gpu.launches]
     assert kinds == [*(a_layer * SHAPE.layers), "product"]
