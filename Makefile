@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := backends/blink_persistent/csrc plugins/blink_bpe/csrc
 SOURCES := CMakeLists.txt $(shell find $(NATIVE) -type f)
+# Seconds: a test that waits for good fails, with its stack.
+PATIENCE := --timeout 600
 CHECKED := blink_server backends plugins tests tools
 CXX_SOURCES := $(shell find $(NATIVE) -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
@@ -57,10 +59,10 @@ stop:
 	@if [ -x $(BIN)/python ]; then $(BIN)/python tools/demo.py stop; fi
 
 test: lint
-	$(BIN)/python -m pytest -n 2 $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n 2 $(PATIENCE) $(PYTEST_FLAGS)
 
 test-all: lint
-	$(BIN)/python -m pytest -m "not gpu and not rdma"
+	$(BIN)/python -m pytest -m "not gpu and not rdma" $(PATIENCE)
 
 test-browser: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m browser $(PYTEST_FLAGS) tests/console

@@ -56,7 +56,7 @@ async def test_a_consumer_that_leaves_frees_its_slot(
     start_ring: Any, open_session: Any, way: str
 ) -> None:
     ring = start_ring()
-    ring.pause_after = 1
+    ring.stand_still_after(1)
     session = open_session(ring)
     events = aiter(await session.submit(request([9, 10], max_tokens=90)))
     await anext(events)
@@ -67,7 +67,7 @@ async def test_a_consumer_that_leaves_frees_its_slot(
         await asyncio.wait([waiting])
     else:
         await events.aclose()
-    ring.open_gate.set()
+    ring.go_on()
     await until_idle(session)
     assert ring.harness.ring.field("generated_tokens") < 90
 
