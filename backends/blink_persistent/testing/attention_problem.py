@@ -136,6 +136,18 @@ class AttentionProblem:
                     place = self.place(row, at)
                     pages[place] = kept[place]
 
+    def check_no_numbers(self, run: Callable[[], None], part: int, entries: range) -> None:
+        """Where such entries of the first row's keys (0) or values (1) are NaN, so is its mixture,
+        and no other's."""
+        expected = [self.expected(row) if n else 0 for row, n in enumerate(self.case.lengths)]
+        self.spoil_the_rest()
+        for at in entries:
+            self.pages[part][self.place(0, at)] = NAN
+        run()
+        assert np.isnan(float32(self.out[0])).all(), "the answer would look like one"
+        for found, other in zip(self.out[1:], expected[1:], strict=True):
+            np.testing.assert_allclose(float32(found), other, atol=0.02, rtol=0.01)
+
     def check(self, run: Callable[[], None]) -> None:
         """Runs twice, since what blocks count has to be left as it was; compares everything that a
         kernel may write."""
