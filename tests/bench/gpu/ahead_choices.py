@@ -26,7 +26,7 @@ GATED_PASSES = (1, 2, 3, 4, 5)
 TRIED = 12
 
 EVEN_ATTENTIONS = (
-    *(EvenCut(8, 6, 1), EvenCut(8, 5, 1), EvenCut(8, 4, 1), EvenCut(4, 6, 1)),
+    *(EvenCut(8, 6, 1), EvenCut(8, 4, 1), EvenCut(4, 6, 1)),
     *(EvenCut(4, 3, 2), EvenCut(4, 2, 2)),
 )
 ATTENTIONS: dict[int, tuple[AnyAttention, ...]] = {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "expert_choice.h"
+#include "primed_product.h"
 
 namespace blink {
 
@@ -36,7 +37,7 @@ class ExpertSum {
         const auto load = [&](uint32_t step, uint32_t stage) {
             if (step < steps) {
                 const uint16_t* from = weights + step * kDepth;
-                Chunk* to = ring + stage * kTileChunks + place(row, chunk);
+                Chunk* to = ring + stage * kTileChunks + tile_place<kRowChunks>(row, chunk);
 #pragma unroll
                 for (uint32_t at = 0; at < kTileChunks; at += 32) {
                     port.copy(to + at, from);
@@ -61,7 +62,8 @@ class ExpertSum {
 #pragma unroll
             for (uint32_t window = 0; window < kDepth / 32; ++window) {
                 const uint32_t at = 4 * window + t;
-                const Chunk a = port.read(tile + place(g, at)), b = port.read(tile + place(g + 8, at));
+                const Chunk a = port.read(tile + tile_place<kRowChunks>(g, at)),
+                            b = port.read(tile + tile_place<kRowChunks>(g + 8, at));
                 // One row: of the second operand only the first column is not zero.
                 const Chunk loaded = inputs[step * kRowChunks + at], x = g == 0 ? loaded : Chunk{};
                 const uint32_t upper[4] = {a.word[0], b.word[0], a.word[1], b.word[1]};
@@ -83,10 +85,6 @@ class ExpertSum {
         for (uint32_t i = 0; i < kWarps; ++i) sum += sums[16 * i + port.thread()];
         static_cast<float*>(call.out)[16 * port.block() + port.thread()] = sum;
     }
-
-  private:
-    // As in primed_product.h.
-    BLINK_DEV static uint32_t place(uint32_t row, uint32_t chunk) { return row * kRowChunks + (chunk ^ (row % 2 * 4)); }
 };
 
 }  // namespace blink

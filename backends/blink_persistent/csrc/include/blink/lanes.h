@@ -24,6 +24,14 @@ BLINK_DEV inline uint32_t bfloat16_of(float value) {
 
 BLINK_DEV inline uint32_t pack_bfloat16(float low, float high) { return bfloat16_of(low) | bfloat16_of(high) << 16; }
 
+BLINK_DEV inline float silu(float value) {
+#ifdef __CUDA_ARCH__
+    return __fdividef(value, 1.0f + __expf(-value));
+#else
+    return value / (1.0f + expf(-value));
+#endif
+}
+
 BLINK_DEV inline void store_feature(float* out, float value) { *out = value; }
 BLINK_DEV inline void store_feature(uint16_t* out, float value) { *out = static_cast<uint16_t>(bfloat16_of(value)); }
 

@@ -32,12 +32,11 @@ struct Product {
     uint32_t blocks;  // of a split; the grid has so many times the splits
 };
 
-BLINK_DEV inline float silu(float value) {
-#ifdef __CUDA_ARCH__
-    return __fdividef(value, 1.0f + __expf(-value));
-#else
-    return value / (1.0f + expf(-value));
-#endif
+// Where chunk `chunk` of row `row` lies in a tile of rows of so many chunks: eight lanes that read two
+// rows at once find them in different banks.
+template <uint32_t kRowChunks>
+BLINK_DEV inline uint32_t tile_place(uint32_t row, uint32_t chunk) {
+    return row * kRowChunks + (chunk ^ (row % 2 * 4));
 }
 
 // Fragments: lane 4 * g + t of a warp holds elements 8 * t to 8 * t + 7 of a window of 32 inner
@@ -118,10 +117,6 @@ class PrimedProduct {
         }
     };
 
-    // Where chunk `chunk` of row `row` lies in a tile: eight lanes that read two rows at once find
-    // them in different banks.
-    BLINK_DEV static uint32_t place(uint32_t row, uint32_t chunk) { return row * kRowChunks + (chunk ^ (row % 2 * 4)); }
-
     BLINK_DEV uint32_t tile_of(uint32_t pass, uint32_t tile) const {
         return first_ + (pass * kWarps + warp_) * kTiles + tile;
     }
@@ -179,7 +174,7 @@ class PrimedProduct {
             if (at >= kInputChunks) continue;
             const uint32_t row = at / kRowChunks, chunk = at % kRowChunks;
             const uint64_t from = static_cast<uint64_t>(row) * product_.depth + 8 * chunk;
-            visit(n, inputs + place(row, chunk), x + from, row < product_.rows);
+            visit(n, inputs + tile_place<kRowChunks>(row, chunk), x + from, row < product_.rows);
         }
     }
 
@@ -193,7 +188,7 @@ class PrimedProduct {
         const uint32_t row = lane_ / kRowChunks, chunk = lane_ % kRowChunks;
         const uint64_t depth = product_.depth;
         const uint16_t* from = product_.weight + (feature_of(tile) + row) * depth + inner + 8 * chunk;
-        to += place(row, chunk);
+        to += tile_place<kRowChunks>(row, chunk);
 #pragma unroll
         for (uint32_t at = 0; at < kTileChunks; at += 32) {
             port_.copy(to + at, from);
@@ -212,12 +207,12 @@ class PrimedProduct {
             Chunk upper[kTiles], lower[kTiles];
 #pragma unroll
             for (uint32_t tile = 0; tile < kTiles; ++tile) {
-                upper[tile] = port_.read(stage + tile * kTileChunks + place(g, chunk));
-                lower[tile] = port_.read(stage + tile * kTileChunks + place(g + 8, chunk));
+                upper[tile] = port_.read(stage + tile * kTileChunks + tile_place<kRowChunks>(g, chunk));
+                lower[tile] = port_.read(stage + tile * kTileChunks + tile_place<kRowChunks>(g + 8, chunk));
             }
 #pragma unroll
             for (uint32_t rows = 0; rows < kRowTiles; ++rows) {
-                const Chunk x = port_.read(inputs + place(8 * rows + g, chunk));
+                const Chunk x = port_.read(inputs + tile_place<kRowChunks>(8 * rows + g, chunk));
 #pragma unroll
                 for (uint32_t tile = 0; tile < kTiles; ++tile) {
                     const Chunk &a = upper[tile], &b = lower[tile];

@@ -39,9 +39,10 @@ struct Max {
     BLINK_DEV static uint64_t of(uint64_t a, uint64_t b) { return a > b ? a : b; }
 };
 
-// What a block and a cluster have in common: groups are warps.
-template <class Port>
-struct WarpGroups {
+// What a block and a cluster have in common: groups are warps, and `Lanes` combine values of all.
+template <class Port, class Lanes>
+class WarpGroups {
+  public:
     BLINK_DEV static constexpr uint32_t width() { return 32; }
     BLINK_DEV static uint64_t of_first(uint64_t value) { return Port::warp_value(value, 0); }
     BLINK_DEV static Share group_share(uint64_t value) {
@@ -52,10 +53,25 @@ struct WarpGroups {
     BLINK_DEV static void add(float* word, float value) { Port::add(word, value); }
     BLINK_DEV static void set_bits(uint32_t* word, uint32_t bits) { Port::set_bits(word, bits); }
     BLINK_DEV static uint32_t take(uint32_t* word) { return Port::take(word); }
+
+    BLINK_DEV uint64_t sum(uint64_t value) { return combined<Sum>(value); }
+    BLINK_DEV uint64_t max(uint64_t value) { return combined<Max>(value); }
+    template <uint32_t kCount>
+    BLINK_DEV void sums(uint64_t (&values)[kCount]) {
+        static_cast<Lanes*>(this)->template combine<Sum>(values);
+    }
+
+  private:
+    template <class Operation>
+    BLINK_DEV uint64_t combined(uint64_t value) {
+        uint64_t values[1] = {value};
+        static_cast<Lanes*>(this)->template combine<Operation>(values);
+        return values[0];
+    }
 };
 
 template <class Port, uint32_t kThreads>
-class BlockLanes : public WarpGroups<Port> {
+class BlockLanes : public WarpGroups<Port, BlockLanes<Port, kThreads>> {
   public:
     static constexpr uint32_t kBatch = 4;
     static constexpr uint32_t kWarps = kThreads / 32;
@@ -71,21 +87,6 @@ class BlockLanes : public WarpGroups<Port> {
     BLINK_DEV static constexpr uint32_t lanes() { return kThreads; }
     BLINK_DEV static void sync() { Port::sync(); }
     BLINK_DEV BlockLanes& local() { return *this; }
-
-    BLINK_DEV uint64_t sum(uint64_t value) {
-        uint64_t values[1] = {value};
-        combine<Sum>(values);
-        return values[0];
-    }
-    BLINK_DEV uint64_t max(uint64_t value) {
-        uint64_t values[1] = {value};
-        combine<Max>(values);
-        return values[0];
-    }
-    template <uint32_t kCount>
-    BLINK_DEV void sums(uint64_t (&values)[kCount]) {
-        combine<Sum>(values);
-    }
 
     BLINK_DEV Share share(uint64_t value) {
         const Share own = Port::warp_share(value);
@@ -108,6 +109,7 @@ class BlockLanes : public WarpGroups<Port> {
     }
 
   private:
+    friend class WarpGroups<Port, BlockLanes>;
     using Words = uint64_t[kMostSums][kWarps];
 
     BLINK_DEV Words& next_words() { return shared_.warps[parity_ ^= 1]; }
@@ -140,7 +142,7 @@ class BlockLanes : public WarpGroups<Port> {
 
 // Up to 8 blocks, launched as a cluster.
 template <class Port, uint32_t kThreads>
-class ClusterLanes : public WarpGroups<Port> {
+class ClusterLanes : public WarpGroups<Port, ClusterLanes<Port, kThreads>> {
   public:
     static constexpr uint32_t kBatch = 8;
     static constexpr uint32_t kMostBlocks = 8;
@@ -167,21 +169,6 @@ class ClusterLanes : public WarpGroups<Port> {
     BLINK_DEV static void sync() { Port::sync_cluster(); }
     BLINK_DEV BlockLanes<Port, kThreads>& local() { return block_; }
 
-    BLINK_DEV uint64_t sum(uint64_t value) {
-        uint64_t values[1] = {value};
-        combine<Sum>(values);
-        return values[0];
-    }
-    BLINK_DEV uint64_t max(uint64_t value) {
-        uint64_t values[1] = {value};
-        combine<Max>(values);
-        return values[0];
-    }
-    template <uint32_t kCount>
-    BLINK_DEV void sums(uint64_t (&values)[kCount]) {
-        combine<Sum>(values);
-    }
-
     BLINK_DEV Share share(uint64_t value) {
         const Share own = block_.share(value);
         auto& sent = next_words(1);
@@ -198,6 +185,8 @@ class ClusterLanes : public WarpGroups<Port> {
     }
 
   private:
+    friend class WarpGroups<Port, ClusterLanes>;
+
     template <class Operation, uint32_t kCount>
     BLINK_DEV void combine(uint64_t (&values)[kCount]) {
         auto& sent = next_words(kCount);

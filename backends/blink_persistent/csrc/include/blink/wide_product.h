@@ -225,14 +225,6 @@ class WideProduct {
         return kGated ? silu(sums[0][at]) * sums[kParts - 1][at] : sums[part][at];
     }
 
-    BLINK_DEV static float silu(float value) {
-#ifdef __CUDA_ARCH__
-        return __fdividef(value, 1.0f + __expf(-value));
-#else
-        return value / (1.0f + expf(-value));
-#endif
-    }
-
     BLINK_DEV unsigned char* place(uint32_t stage) const { return stages_ + stage * kStageBytes; }
     BLINK_DEV unsigned char* inputs_of(uint32_t stage) const { return place(stage) + kWindows * kTileBytes; }
     BLINK_DEV uint32_t inner_of(const Step& step, uint32_t window) const {
