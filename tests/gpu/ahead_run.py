@@ -74,7 +74,8 @@ def check_norm(gpu: Any) -> None:
     check("normed", on_device[1], normed)
 
 
-def projected(rows: int, device: str) -> Projected:
+def projected(rows: int, device: str, *, rounded: bool = False) -> Projected:
+    """`rounded`: as the library does it."""
     torch.manual_seed(3)
     size = SHAPE.head_dim
     width = (SHAPE.heads + 2 * SHAPE.kv_heads) * size
@@ -92,8 +93,9 @@ def projected(rows: int, device: str) -> Projected:
         k_norm=(torch.rand(size) + 0.5).bfloat16().to(device),
         epsilon=1e-6,
     )
+    parts = torch.randn(PARTS, rows, width)
     return Projected(
-        qkv=torch.randn(PARTS, rows, width).to(device),
+        qkv=(parts[:1].bfloat16() if rounded else parts).to(device),
         heads=heads,
         rotary=Rotary(angle.cos().to(device), angle.sin().to(device)),
         positions=last.int().to(device),
@@ -136,15 +138,15 @@ def check_attention(gpu: Any) -> None:
         *(EvenCut(warps=8, pairs=2, resident=1), EvenCut(warps=4, pairs=2, resident=2)),
     ):
         attention = AheadAttention(gpu, SHAPE, cuts={8: cut}, **sizes)
-        for rows in (1, 5):
+        for rows, rounded in ((1, False), (5, False), (5, isinstance(cut, EvenCut))):
             pages = torch.randn(2, rows * MAX_BLOCKS, SHAPE.kv_heads, BLOCK_SIZE, SHAPE.head_dim)
             keys, values = pages.bfloat16()
             lengths = torch.tensor([LENGTHS[row] for row in range(rows)], dtype=torch.int32)
-            new, tables = projected(rows, "cpu"), tables_of(rows).int()
+            new, tables = projected(rows, "cpu", rounded=rounded), tables_of(rows).int()
             out = torch.full_like(new.queries, torch.nan)
             inputs = [tensor.to(DEVICE) for tensor in (keys, values, lengths, tables, out)]
             for _ in range(2):
-                attention(projected(rows, DEVICE), *inputs, chained=True)
+                attention(projected(rows, DEVICE, rounded=rounded), *inputs, chained=True)
             ReferenceKernels().attend_new(new, keys, values, lengths, tables, out)
             check(f"attention of {rows} rows", inputs[-1], out)
             check("keys", inputs[0], keys)

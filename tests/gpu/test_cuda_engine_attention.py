@@ -42,8 +42,18 @@ class Row:
     """The inputs of one step's attention."""
 
     def __init__(
-        self, shape: Architecture, rows: int, parts: int, block_size: int = BLOCK_SIZE
+        self,
+        shape: Architecture,
+        rows: int,
+        parts: int,
+        block_size: int = BLOCK_SIZE,
+        *,
+        others: int = 0,
+        rounded: bool = False,
     ) -> None:
+        """`others`: tokens of the step ahead of the rows'. `rounded`: projected as the library
+        does it."""
+
         def randn(*size: int, dtype: Any = torch.float32) -> Any:
             return torch.randn(size, device="cuda", dtype=dtype)
 
@@ -72,7 +82,9 @@ class Row:
         )
         angle = 7 * torch.rand(CONTEXT, size // 2, device="cuda")
         self.new = Projected(
-            qkv=randn(parts, rows, width),
+            qkv=randn(parts, others + rows, width, dtype=bf16 if rounded else torch.float32)[
+                :, others:
+            ],
             heads=heads,
             rotary=Rotary(angle.cos(), angle.sin()),
             positions=last,
@@ -109,6 +121,25 @@ def test_it_attends_as_plain_pytorch_does(model: str, cut: AnyAttention) -> None
             row = Row(shape, rows, parts)
             expected = row.attend(ReferenceKernels().attend_new)
             for _ in range(3):  # what blocks count is left as it was
+                assert same(row.attend(attention, chained=False), expected)
+        torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("cut", [cut for cut in CUTS if isinstance(cut, EvenCut)], ids=str)
+@pytest.mark.parametrize("model", ["smollm2-135m", "llama-3-8b", "qwen2.5-7b", "qwen3-32b"])
+def test_rows_of_a_mixed_step_do_too(model: str, cut: EvenCut) -> None:
+    """What the engine's own products leave, of which they are some rows, and what the library's."""
+    shape = ARCHITECTURES[model]
+    if not cut.fits(shape.head_dim, shape.heads // shape.kv_heads):
+        pytest.skip("there is no room for its blocks")
+    with Gpu() as gpu:
+        sizes: dict[str, Any] = {"max_rows": 64, "processors": 131, "device": "cuda"}
+        attention = AheadAttention(gpu, shape, cuts=dict.fromkeys(ROW_TILES, cut), **sizes)
+        for rows, others, parts in ((16, 48, 2), (8, 3, 4), (16, 256, 0), (32, 601, 0), (64, 1, 0)):
+            row = Row(shape, rows, parts or 1, others=others, rounded=parts == 0)
+            assert attention.takes(row.new)
+            expected = row.attend(ReferenceKernels().attend_new)
+            for _ in range(2):
                 assert same(row.attend(attention, chained=False), expected)
         torch.cuda.synchronize()
 

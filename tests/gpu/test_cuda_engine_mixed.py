@@ -17,11 +17,14 @@ from blink_server.testing.memory_checkpoint import (
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
+from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.provisioned import CudaProvisioned
 from blink_persistent.engines.cuda.weight_file import write_weights
 from blink_persistent.engines.cuda.weights import fill_weights
+from blink_persistent.gpu.driver import Gpu
 from blink_persistent.graph_grid import default_grid
 from blink_persistent.ring import Reason
 from blink_persistent.testing.cuda_harness import (
@@ -56,7 +59,9 @@ def tokens_of(count: int, seed: int) -> tuple[int, ...]:
     return tuple(np.random.default_rng(seed).integers(0, 1000, count).tolist())
 
 
-def paged_decoders() -> tuple[PagedDecoder, PagedDecoder]:
+def paged_decoders(
+    rows: int = 16, attention: AheadAttention | None = None
+) -> tuple[PagedDecoder, PagedDecoder]:
     """The same random model with fused and with plain kernels, in bfloat16."""
     plain = random_checkpoint(MODEL, seed=4).dequantized()
 
@@ -65,14 +70,20 @@ def paged_decoders() -> tuple[PagedDecoder, PagedDecoder]:
 
     weights = fill_weights(MODEL, fill, device="cuda", dtype=torch.bfloat16)
     fused = FusedKernels(
-        MODEL, max_rows=16, capacity=2048, processors=131, chained=True, device="cuda"
+        MODEL,
+        max_rows=rows,
+        capacity=2048,
+        processors=131,
+        chained=True,
+        device="cuda",
+        ahead_attention=attention,
     )
     room: dict[str, Any] = {
         "device": "cuda",
-        "rows": 16,
+        "rows": rows,
         "tokens": 1024,
         "block_size": 64,
-        "block_count": 200,
+        "block_count": 512,
     }
     return (
         PagedDecoder.build(MODEL, weights, fused, **room),
@@ -101,6 +112,51 @@ def test_a_mixed_step_agrees_with_a_plain_one(tokens: int) -> None:
     entries = (decoder.entries(tables[3], length) for decoder in both)
     assert distance(*entries) < BFLOAT16
     assert not both[0].decoder.cache.pages[:, :, 0].any(), "an inactive row wrote KV"
+
+
+class Counted(AheadAttention):
+    """Knows how often it attended."""
+
+    calls = 0
+
+    def __call__(self, *arguments: Any, **options: Any) -> None:
+        super().__call__(*arguments, **options)
+        self.calls += 1
+
+
+@pytest.mark.parametrize("rows", [16, 32])
+@pytest.mark.parametrize("tokens", [16, 256, 600])
+def test_rows_of_a_mixed_step_have_attention_in_even_shares(tokens: int, rows: int) -> None:
+    """Beside later chunks of eight prompts, with streamed products and with the library's."""
+    if torch.cuda.get_device_capability(0) != (9, 0):
+        pytest.skip("the kernel is for compute capability 9.0")
+    blocks = iter(range(1, 512))
+
+    def part(start: int, count: int, seed: int) -> Part:
+        table = tuple(next(blocks) for _ in range(-(-(start + count) // 64)))
+        return Part(table, start, tokens_of(count, seed))
+
+    starts, before = (0, 90, 5, 64, 200, 63, 1, 33), (0, 699, 129, 64, 63, 300, 1)
+    packed = [part(start, (tokens - 3 + i) // 8, i) for i, start in enumerate(starts)]
+    alone = [part(before[row % len(before)], 1, row) for row in range(rows)]
+    alone[5] = INACTIVE
+    active = [row for row in range(rows) if row != 5]
+    with Gpu() as gpu:
+        sizes: dict[str, Any] = {"max_rows": rows, "processors": 131, "device": "cuda"}
+        cut = EvenCut(warps=4, pairs=2, resident=2)
+        attention = Counted(gpu, MODEL, cuts={rows: cut}, **sizes)
+        both = paged_decoders(rows, attention)
+        fused, plain = (paged.decoder.cache.pages for paged in both)
+        plain.copy_(fused.normal_())
+        found, expected = (paged.mixed(packed, alone, key=(8, tokens, rows)) for paged in both)
+        torch.cuda.synchronize()
+    assert attention.calls == MODEL.layers
+    assert distance(found[0], expected[0]) < BFLOAT16
+    assert distance(found[1][active], expected[1][active]) < BFLOAT16
+    for one in (*packed, *(alone[row] for row in active)):
+        end = one.start + len(one.token_ids)
+        entries = (paged.entries(one.blocks, end)[:, :, one.start :] for paged in both)
+        assert distance(*entries) < BFLOAT16
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,12 @@
 """Every measured cut of a product computes what the library computes, for every number of rows.
 
 So does a primed cut of each product of published models, alone and chained in a captured graph.
+The library's products with more rows than a step has do not change what comes of it.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,11 +17,14 @@ pytest.importorskip("triton", reason="triton is not installed")
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels.ahead_products import ahead_on
 from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, AheadCut, Shape, row_tile
+from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.hopper import HOPPER_AHEAD, measured
 from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cut, step_products
 from blink_persistent.engines.cuda.kernels.products import Products
 from blink_persistent.engines.cuda.kernels.wide_cut import WideCut
+from blink_persistent.engines.cuda.weights import random_weights
 from blink_persistent.gpu.driver import Gpu
+from blink_persistent.testing.paged_decoder import PagedDecoder, Part
 
 pytestmark = pytest.mark.gpu
 
@@ -31,6 +36,7 @@ GATED = {
     if product.gated
 }
 BFLOAT16 = 5e-3  # ||difference|| / ||expected|| of one product whose output is rounded
+OF_LAYERS = 2e-2  # of few layers
 
 
 @pytest.fixture(autouse=True)
@@ -65,11 +71,11 @@ def check(products: Products, x: Any, weight: Any, *, gated: bool) -> None:
     room = torch.full((rows, size), torch.nan, device="cuda", dtype=torch.bfloat16)
     if gated:
         found = torch.full((rows, size // 2), torch.nan, device="cuda", dtype=torch.bfloat16)
-        products.gated_product(x, weight, room, found)
+        products.gated_product(x, weight, room, found, rows)
         gate, up = exact.chunk(2, dim=1)
         exact = torch.nn.functional.silu(gate) * up
     else:
-        found = products.product(x, weight, room).sum(dim=0)
+        found = products.product(x, weight, room, rows).sum(dim=0)
     assert room.isnan().all(), "the library was used"
     error = (found.float() - exact).norm() / exact.norm()
     assert float(error.nan_to_num(nan=torch.inf)) < BFLOAT16
@@ -142,7 +148,7 @@ def test_chained_products_wait_for_what_they_read(cut: AheadCut) -> None:
         def run(chained: bool) -> Any:
             products = Products([(2 * size, size)], cuts, chained=chained, **options)
             for weight, x, out in zip(weights, rows, rows[1:], strict=False):
-                products.gated_product(x, weight, room, out)
+                products.gated_product(x, weight, room, out, 4)
 
         torch.cuda.synchronize()  # another stream does not wait for what was made here
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -161,3 +167,29 @@ def test_chained_products_wait_for_what_they_read(cut: AheadCut) -> None:
                     assert torch.equal(found, wanted)
         torch.cuda.synchronize()
         graph.reset()  # before its kernels are unloaded
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "qwen3-30b-a3b"])
+def test_a_prefill_whose_products_have_more_rows_is_the_one_without(model: str) -> None:
+    """448 tokens of two layers as 456 rows; what lies behind the tokens are no numbers."""
+    tokens, more = 448, 456
+    shape = replace(ARCHITECTURES[model], layers=2, vocabulary_size=1024)
+    weights = random_weights(shape, device="cuda", dtype=torch.bfloat16)
+    prompt = tuple(range(tokens))
+    found = []
+    for padded in ({}, {product.shape: {tokens: more} for product in step_products(shape)}):
+        kernels = FusedKernels(
+            shape, max_rows=8, capacity=shape.context_length, processors=131, chained=True,
+            device="cuda", padded=padded,
+        )  # fmt: skip
+        paged = PagedDecoder.build(
+            shape, weights, kernels, device="cuda", tokens=512, block_size=64
+        )
+        work = paged.decoder.work
+        for tensor in (work.normed, work.mixed, work.inner):
+            tensor.fill_(torch.nan)
+        found.append(paged.prefill([Part(tuple(range(1, 8)), 0, prompt)])[0])
+        assert work.delta[tokens:more].isnan().all() == bool(padded), "rows behind the step's"
+    plain, with_more = found
+    error = (with_more - plain).norm() / plain.norm()
+    assert float(error.nan_to_num(nan=torch.inf)) < OF_LAYERS

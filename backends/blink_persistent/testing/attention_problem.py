@@ -21,7 +21,11 @@ Floats = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """Lengths include the new token; 0: an inactive row."""
+    """Lengths include the new token; 0: an inactive row.
+
+    `others`: tokens of the step that are projected ahead of the rows'. `rounded`: as the library
+    does it.
+    """
 
     lengths: tuple[int, ...] = (100, 0, 1, 33)
     heads: int = 8
@@ -31,6 +35,8 @@ class AttentionCase:
     splits: int = 1
     biased: bool = False
     normed: bool = False
+    rounded: bool = False
+    others: int = 0
     block_size: int = 32
 
 
@@ -44,7 +50,11 @@ class AttentionProblem:
         rows, size = len(case.lengths), case.head_dim
         self.blocks = max(44, ROW_BLOCKS * rows)
         width = (case.heads + 2 * case.kv_heads) * size
-        self.qkv = rng.standard_normal((case.parts, rows, width)).astype(np.float32)
+        projection = rng.standard_normal((case.parts, case.others + rows, width))
+        self.rounded = bfloat16(projection)[0, case.others :]
+        self.qkv = projection.astype(np.float32)[:, case.others :]
+        if case.rounded:
+            self.qkv = float32(self.rounded)[None]
         self.bias = bfloat16(rng.standard_normal(width))
         self.norms = [bfloat16(rng.random(size) + 0.5) for _ in range(2)]
         angle = rng.random((CONTEXT, size // 2)) * 7
@@ -70,7 +80,8 @@ class AttentionProblem:
         """The kernel's parameters, which are valid as long as this."""
         case = self.case
         named: dict[str, npt.NDArray[Any]] = {
-            **{"qkv": self.qkv, "cos": self.cos, "sin": self.sin},
+            **({"rounded": self.rounded} if case.rounded else {"qkv": self.qkv}),
+            **{"cos": self.cos, "sin": self.sin},
             **{"lengths": self.lengths, "tables": self.tables},
             **{"keys": self.pages[0], "values": self.pages[1], "partial": self.partial},
             **{"log_sums": self.log_sums, "arrived": self.arrived, "out": self.out},
@@ -84,6 +95,7 @@ class AttentionProblem:
             scale=case.head_dim**-0.5 * np.log2(np.e),
             epsilon=EPSILON,
             parts=case.parts,
+            part_rows=case.others + len(case.lengths),
             rows=len(case.lengths),
             heads=case.heads,
             kv_heads=case.kv_heads,

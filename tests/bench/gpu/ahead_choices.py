@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from blink_persistent.engines.cuda.kernels.ahead_products import AheadProducts
@@ -19,20 +20,23 @@ LEAST_WIDE = 16  # rows of `ROW_TILES` from which wide products are tried
 MOST_SHARED_BYTES = 227 << 10  # that a block may have
 MOST_STAGES = 10
 LEAST_STAGES = 3
+ALL_STAGES = (3, 4, 5, 6, 7, 8, 10, 12, 14)
 FEATURES = range(16, 257, 8)
 FEWEST_BLOCKS = 104  # that keep pace with the memory
 WIDE_SPLITS = (1, 2, 4, 8)
 GATED_PASSES = (1, 2, 3, 4, 5)
+WHOLE_PASSES = range(1, 25)  # of the vocabulary's
 TRIED = 12
 
 EVEN_ATTENTIONS = (
-    *(EvenCut(8, 6, 1), EvenCut(8, 4, 1), EvenCut(4, 6, 1)),
+    *(EvenCut(8, 6, 1), EvenCut(8, 4, 1), EvenCut(8, 2, 1), EvenCut(4, 6, 1)),
     *(EvenCut(4, 3, 2), EvenCut(4, 2, 2)),
 )
 ATTENTIONS: dict[int, tuple[AnyAttention, ...]] = {
     8: (
         DirectCut(warps=8, resident=1, clustered=True, most=8),
         DirectCut(clustered=True),
+        *EVEN_ATTENTIONS,
     ),
     16: (DirectCut(programs=3), DirectCut(warps=8, resident=1), *EVEN_ATTENTIONS),
     32: EVEN_ATTENTIONS,
@@ -80,7 +84,7 @@ def wide_candidates(shape: Shape, row_tile: int, *, gated: bool, in_parts: bool)
 
     `shape` is that of the weight; `in_parts`: the result may be parts of a sum.
     """
-    if row_tile < LEAST_WIDE or not (gated or in_parts):
+    if row_tile < LEAST_WIDE:
         return []
     size, depth = shape[0] // (2 if gated else 1), shape[1]
     found = {
@@ -94,12 +98,23 @@ def wide_candidates(shape: Shape, row_tile: int, *, gated: bool, in_parts: bool)
     return sorted(found, key=lambda cut: (found[cut], cut.windows))[:TRIED]
 
 
+def with_other_stages(cut: AheadCut, row_tile: int) -> list[AheadCut]:
+    """The same but for its stages, with each number that a block has room for.
+
+    More keep more weights under way, fewer may leave room for a block of the next kernel.
+    """
+    offers = [replace(cut, stages=stages) for stages in ALL_STAGES if stages != cut.stages]
+    return [
+        offer for offer in offers if offer.shared_bytes(row_tile) + ALIGNMENT <= MOST_SHARED_BYTES
+    ]
+
+
 def _shares(
     size: int, *, gated: bool, in_parts: bool
 ) -> Iterator[tuple[int, int, int | None, float]]:
     """Features of a tile, splits, blocks, and the share of multiprocessors that has nothing."""
     for splits in WIDE_SPLITS if in_parts else (1,):
-        for passes in GATED_PASSES if gated else (1,):
+        for passes in GATED_PASSES if gated else (1,) if in_parts else WHOLE_PASSES:
             offers = []
             for features in FEATURES:
                 tiles = -(-size // features)

@@ -8,8 +8,8 @@ device events. "product": the product of every layer, one after the other, so th
 from memory, the engine's own chained as in a step; each result is compared with PyTorch's first.
 "step": a whole decode step but for the sampler. Choices are made greedily: the best three cuts of
 each product are tried in the step, streamed or, from 16 rows, wide, then the attention's tilings,
-then attention and norm in CUDA C++; each keeps what won before it. What is printed last are
-lines of the tables in kernels/hopper.py.
+then attention and norm in CUDA C++, then the stages of products that read ahead; each keeps what
+won before it. What is printed last are lines of the tables in kernels/hopper.py.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from typing import Any
 
 import torch
 import triton
-from ahead_choices import OneByOne, attentions_for, wide_candidates
+from ahead_choices import OneByOne, attentions_for, wide_candidates, with_other_stages
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
 from blink_persistent.engines.cuda.kernels.ahead_products import MakeAhead, no_ahead
 from blink_persistent.engines.cuda.kernels.choices import (
+    ROW_TILES,
+    AheadCut,
     AnyAttention,
     AnyCut,
     Cut,
@@ -38,6 +40,7 @@ from blink_persistent.engines.cuda.kernels.choices import (
     row_tile,
 )
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels, product_shapes
+from blink_persistent.engines.cuda.kernels.hopper import measured_choices
 from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
 from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm, primed_norm_for
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
@@ -47,7 +50,7 @@ from blink_persistent.gpu.compile import DeviceCodeError
 from blink_persistent.gpu.driver import CudaError, Gpu
 
 CONTEXT, BLOCK_SIZE, MAX_BLOCKS, MAX_ROWS = 1024, 64, 32, 64
-PROCESSORS = 131
+PROCESSORS, HOPPER = 131, (9, 0)
 EVEN = 128  # programs, or a multiple: as many on each processor but for three
 REPLAYS, RUNS = 8, 3
 NAMES = ("qkv", "output", "gate_up", "down", "head")
@@ -137,11 +140,11 @@ class Bench:
         def multiply(weight: torch.Tensor) -> torch.Tensor:
             """The product's parts."""
             if name == "gate_up":
-                kernels.gated_product(x, weight, self.work.gate_up[:rows], out)
+                kernels.gated_product(x, weight, self.work.gate_up, out, rows)
             elif name in ("head", "router"):
                 kernels.vocabulary_product(x, weight, out)
             else:
-                return kernels.product(x, weight, out)
+                return kernels.product(x, weight, out, rows)
             return out[None]
 
         try:
@@ -229,51 +232,94 @@ class Search:
         self.tiling = DecodeTiling()
         self.attention: AnyAttention | None = None
         self.norm = False
+        self.made: dict[AnyAttention, AheadAttention] = {}
+        self.primed_norm = primed_norm_for(gpu, bench.shape.hidden_size)
         self.least = float("inf")
 
     def shape(self, name: str) -> Shape:
         return (*self.bench.weights_of(name)[0].shape,)
 
+    def us(self, **others: Any) -> float:
+        """Of a step with `others` in place of what was chosen of cuts, tiling, attention, norm."""
+        chosen = {"cuts": self.cuts, "tiling": self.tiling}
+        chosen |= {"attention": self.attention, "norm": self.norm, **others}
+        bench, attention = self.bench, chosen["attention"]
+        bench.primed_norm = self.primed_norm if chosen["norm"] else None
+        bench.ahead_attention = None if attention is None else self.ahead(attention)
+        found = bench.step_us(self.rows, bench.kernels(chosen["cuts"], chosen["tiling"]))
+        bench.ahead_attention = bench.primed_norm = None
+        return found
+
+    def ahead(self, attention: AnyAttention) -> AheadAttention:
+        if attention not in self.made:
+            tile, sizes = row_tile(self.rows), {"max_rows": MAX_ROWS, "processors": PROCESSORS}
+            assert tile is not None
+            self.made[attention] = AheadAttention(
+                self.gpu, self.bench.shape, device="cuda", cuts={tile: attention}, **sizes
+            )
+        return self.made[attention]
+
     def attempt(self, name: str, cut: AnyCut | None) -> None:
         key = (self.shape(name), row_tile(self.rows))
         cuts = {k: v for k, v in self.cuts.items() if k != key} | ({key: cut} if cut else {})
-        us = self.bench.step_us(self.rows, self.bench.kernels(cuts, self.tiling))
+        us = self.us(cuts=cuts)
         self.note("step", rows=self.rows, name=name, us=round(us, 1), cut=cut and asdict(cut))
         if us < self.least:
             self.least, self.cuts = us, cuts
 
     def attempt_tiling(self, tiling: DecodeTiling) -> None:
-        us = self.bench.step_us(self.rows, self.bench.kernels(self.cuts, tiling))
+        us = self.us(tiling=tiling)
         self.note("tiling", rows=self.rows, us=round(us, 1), tiling=asdict(tiling))
         if us < self.least:
             self.least, self.tiling = us, tiling
 
-    def attempt_attention(self, attention: AnyAttention | None, norm: PrimedNorm | None) -> None:
+    def attempt_attention(self, attention: AnyAttention | None, *, norm: bool) -> None:
         """In place of Triton's, which None stands for."""
-        bench, tile = self.bench, row_tile(self.rows)
-        assert tile is not None
-        bench.primed_norm = norm
-        if attention is not None:
-            sizes: dict[str, Any] = {"max_rows": MAX_ROWS, "processors": PROCESSORS}
-            bench.ahead_attention = AheadAttention(
-                self.gpu, bench.shape, device="cuda", cuts={tile: attention}, **sizes
-            )
-        us = bench.step_us(self.rows, bench.kernels(self.cuts, self.tiling))
-        bench.ahead_attention = bench.primed_norm = None
-        self.note("attention", rows=self.rows, us=round(us, 1), primed_norm=norm is not None,
+        us = self.us(attention=attention, norm=norm)
+        self.note("attention", rows=self.rows, us=round(us, 1), primed_norm=norm,
                   cut=attention and repr(attention))  # fmt: skip
         if us < self.least:
-            self.least, self.attention, self.norm = us, attention, norm is not None
+            self.least, self.attention, self.norm = us, attention, norm
 
     def attentions(self) -> None:
         """Those in CUDA C++, each with either norm."""
+        offers = attentions_for(self.bench.shape, row_tile(self.rows))
+        found = [(None, True), *((offer, norm) for offer in offers for norm in (False, True))]
+        for attention, norm in found:
+            self.attempt_attention(attention, norm=norm)
+
+    def vocabulary(self) -> None:
+        head, tile = self.product["head"], row_tile(self.rows)
+        assert tile is not None
+        for cut in wide_candidates(head.shape, tile, gated=False, in_parts=False):
+            self.attempt("head", cut)
+
+    def stages(self) -> None:
+        """Of products that read ahead, now that it is known what stands beside them."""
+        tile = row_tile(self.rows)
+        assert tile is not None
+        for name in self.bench.names * 2:
+            cut = self.cuts.get((self.shape(name), tile))
+            if isinstance(cut, AheadCut):
+                for offer in with_other_stages(cut, tile):
+                    self.attempt(name, offer)
+
+    def take_known(self) -> bool:
+        """Where a number of rows has no products that read ahead, those of more rows."""
         shape, tile = self.bench.shape, row_tile(self.rows)
-        offers = attentions_for(shape, tile)
-        norm = primed_norm_for(self.gpu, shape.hidden_size)
-        self.attempt_attention(None, norm)
-        for attention in offers:
-            for chosen in (None, norm):
-                self.attempt_attention(attention, chosen)
+        found = measured_choices(shape, HOPPER)
+        for other in ROW_TILES[ROW_TILES.index(tile) :]:
+            cuts = {
+                (self.shape(name), tile): cut
+                for name in self.bench.names
+                if (cut := found.cuts.get((self.shape(name), other))) is not None
+            }
+            if any(isinstance(cut, AheadCut) for cut in cuts.values()):
+                self.cuts = cuts
+                self.least = self.us()
+                self.note("known step", rows=self.rows, us=round(self.least, 1), tile=other)
+                return True
+        return False
 
     def offers(self, name: str) -> Iterator[AnyCut | None]:
         product, tile = self.product[name], row_tile(self.rows)
@@ -305,13 +351,18 @@ class Search:
             for _, cut in best[name][:3]:
                 self.attempt(name, cut)
 
-    def run(self) -> None:
-        us = self.bench.step_us(self.rows, self.bench.kernels({}, self.tiling))
-        self.note("library step", rows=self.rows, us=round(us, 1))
-        self.products()
-        for tiling in TILINGS:
-            self.attempt_tiling(tiling)
+    def run(self, *, known: bool) -> None:
+        """`known`: from what the tables have, where they have anything."""
+        if known and self.take_known():
+            self.vocabulary()
+        else:
+            us = self.us()
+            self.note("library step", rows=self.rows, us=round(us, 1))
+            self.products()
+            for tiling in TILINGS:
+                self.attempt_tiling(tiling)
         self.attentions()
+        self.stages()
         kernels = self.bench.kernels(self.cuts, self.tiling, chained=False)
         unchained = self.bench.step_us(self.rows, kernels)
         self.note("chosen", rows=self.rows, us=round(self.least, 1), unchained=round(unchained, 1),
@@ -325,6 +376,9 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--model", action="append", help=f"by default {', '.join(MODELS)}")
     parser.add_argument("--rows", type=int, action="append")
+    parser.add_argument(
+        "--known", action="store_true", help="only attention and stages, from the tables on"
+    )
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
@@ -338,7 +392,8 @@ def main() -> None:
                     found.append({"model": model, "kind": kind, **row})
                     print(model, kind, *row.values(), flush=True)
 
-                table += measure(model, gpu, arguments.rows or list(ROWS), note)
+                rows, known = arguments.rows or list(ROWS), arguments.known
+                table += measure(model, gpu, rows, note, known=known)
                 torch.cuda.empty_cache()  # the next one needs the memory
         finally:
             (arguments.output / "choices.json").write_text(json.dumps(found, indent=1) + "\n")
@@ -346,14 +401,16 @@ def main() -> None:
             torch.cuda.synchronize()
 
 
-def measure(model: str, gpu: Gpu, rows: list[int], note: Callable[..., None]) -> list[str]:
+def measure(
+    model: str, gpu: Gpu, rows: list[int], note: Callable[..., None], *, known: bool
+) -> list[str]:
     """Lines of the tables."""
     ahead = OneByOne(gpu)
     bench, lines = Bench(model, lambda cuts: ahead), []
     heads = bench.shape.heads, bench.shape.kv_heads, bench.shape.head_dim
     for count in rows:
         search = Search(bench, gpu, count, note)
-        search.run()
+        search.run(known=known)
         lines += [f"    {key}: {cut}," for key, cut in search.cuts.items()]
         lines.append(f"    {(heads, row_tile(count))}: {search.attention or search.tiling},")
     return lines

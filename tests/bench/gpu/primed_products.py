@@ -212,14 +212,14 @@ class Contest:
 
         def run() -> None:
             for layer in bench.weights.layers:
-                kernels.product(normed, layer.qkv, work.qkv[:t])
-                delta = kernels.product(work.mixed[:t], layer.output, work.delta[:t])
+                kernels.product(normed, layer.qkv, work.qkv, t)
+                delta = kernels.product(work.mixed, layer.output, work.delta, t)
                 kernels.add_norm(delta, layer.inner_norm, epsilon, residual, normed)
                 if layer.router is not None:
                     kernels.vocabulary_product(normed, layer.router, work.experts.scores[:t])
                     continue
-                kernels.gated_product(normed, layer.gate_up, work.gate_up[:t], work.inner[:t])
-                delta = kernels.product(work.inner[:t], layer.down, work.delta[:t])
+                kernels.gated_product(normed, layer.gate_up, work.gate_up, work.inner, t)
+                delta = kernels.product(work.inner, layer.down, work.delta, t)
                 kernels.add_norm(delta, layer.input_norm, epsilon, residual, normed)
 
         return run

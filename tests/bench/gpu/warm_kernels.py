@@ -25,7 +25,7 @@ from typing import Any
 import engine_choices as choices
 import torch
 import triton
-from ahead_choices import OneByOne, attentions_for, wide_candidates
+from ahead_choices import OneByOne, attentions_for, wide_candidates, with_other_stages
 from cuda.bindings import driver
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction, compute_cache_key
@@ -35,7 +35,7 @@ from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels import fused
 from blink_persistent.engines.cuda.kernels.ahead_attention import load_attentions
 from blink_persistent.engines.cuda.kernels.ahead_products import ahead_on
-from blink_persistent.engines.cuda.kernels.choices import Cut, DecodeTiling, row_tile
+from blink_persistent.engines.cuda.kernels.choices import AheadCut, Cut, DecodeTiling, row_tile
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.hopper import (
     measured,
@@ -204,7 +204,9 @@ def compile_code_choices(shape: Architecture, gpu: Gpu) -> None:
     for tile in sorted({tile for rows in choices.ROWS if (tile := row_tile(rows))}):
         for product in step_products(shape):
             parts = {"gated": product.gated, "in_parts": product.in_parts}
-            for cut in wide_candidates(product.shape, tile, **parts):
+            known = measured_choices(shape, HOPPER).cuts.get((product.shape, tile))
+            stages = with_other_stages(known, tile) if isinstance(known, AheadCut) else []
+            for cut in (*wide_candidates(product.shape, tile, **parts), *stages):
                 ahead.load(cut, tile)
         for attention in attentions_for(shape, tile):
             load_attentions(gpu, {attention}, shape)
@@ -243,11 +245,11 @@ def multiply(kernels: FusedKernels, name: str, weight: tuple[int, int], rows: in
     x, matrix = torch.empty(rows, depth, **NOWHERE), torch.empty(size, depth, **NOWHERE)
     if name == "gate_up":
         room, out = torch.empty(rows, size, **NOWHERE), torch.empty(rows, size // 2, **NOWHERE)
-        kernels.gated_product(x, matrix, room, out)
+        kernels.gated_product(x, matrix, room, out, rows)
     elif name in ("head", "router"):
         kernels.vocabulary_product(x, matrix, torch.empty(rows, size, device="meta"))
     else:
-        kernels.product(x, matrix, torch.empty(rows, size, **NOWHERE))
+        kernels.product(x, matrix, torch.empty(rows, size, **NOWHERE), rows)
 
 
 def attend(shape: Architecture, kernels: FusedKernels, rows: int) -> None:

@@ -19,11 +19,8 @@ from blink_persistent.engines.cuda.step_tensors import KvCache, StepInputs, Work
 from blink_persistent.engines.cuda.weights import LayerWeights, Weights
 from blink_server.importers.checkpoint import Architecture
 
-Attend = Callable[[Tensor, Tensor], None]
-"""Attention of a part of the step's tokens over one layer's keys and values."""
-
 Mix = Callable[[Projected, Tensor, Tensor], None]
-"""Append to one layer's keys and values, and attention of all of the step's tokens."""
+"""Append to one layer's keys and values, and attention: of a step's tokens, or of some of them."""
 
 
 def rotary_tables(architecture: Architecture, context_length: int, *, device: Any) -> Rotary:
@@ -48,14 +45,7 @@ class Decoder:
 
     def decode(self, inputs: StepInputs, rows: int) -> Tensor:
         """One token of each row. Logits, float32 [rows, vocabulary], a view of the workspace."""
-        self._begin_rows(inputs, rows, 0)
-        lengths, tables = inputs.lengths[:rows], inputs.block_tables[:rows]
-
-        def mix(new: Projected, keys: Tensor, values: Tensor) -> None:
-            out = self.work.mixed[:rows]
-            self.kernels.attend_new(new, keys, values, lengths, tables, out)
-
-        return self._logits(self._layers(rows, mix))
+        return self._logits(self._layers(rows, self._begin_rows(inputs, rows, 0)))
 
     def prefill(self, inputs: StepInputs, sequences: int, tokens: int) -> Tensor:
         """Packed tokens of several prompts, each from its start position on.
@@ -63,7 +53,7 @@ class Decoder:
         Logits of each sequence's last token, float32 [sequences, vocabulary]; without meaning
         for a sequence that has no tokens.
         """
-        mix = self._rotated(self._begin_packed(inputs, sequences, tokens))
+        mix = self._begin_packed(inputs, sequences, tokens)
         return self._logits(self._last_of(self._layers(tokens, mix), sequences))
 
     def mixed(
@@ -77,11 +67,15 @@ class Decoder:
         torch.arange(tokens, tokens + rows, out=self.work.last[sequences:sampled])
         packed = self._begin_packed(prefill, sequences, tokens)
         alone = self._begin_rows(decode, rows, tokens)
-        hidden = self._layers(tokens + rows, self._rotated(packed, alone))
-        return self._logits(self._last_of(hidden, sampled))
 
-    def _begin_rows(self, inputs: StepInputs, rows: int, at: int) -> Attend:
-        """Locate and embed the rows' tokens, from token `at` of the step on; their attention."""
+        def mix(new: Projected, keys: Tensor, values: Tensor) -> None:
+            packed(new.only(slice(tokens)), keys, values)
+            alone(new.only(slice(tokens, None)), keys, values)
+
+        return self._logits(self._last_of(self._layers(tokens + rows, mix), sampled))
+
+    def _begin_rows(self, inputs: StepInputs, rows: int, at: int) -> Mix:
+        """Locate and embed the rows' tokens, from token `at` of the step on; their `Mix`."""
         work, here = self.work, slice(at, at + rows)
         lengths, tables = inputs.lengths[:rows], inputs.block_tables[:rows]
         self.kernels.locate_decode(
@@ -94,13 +88,12 @@ class Decoder:
         )
         self._embed(inputs.token_ids[:rows], here)
 
-        def attend(keys: Tensor, values: Tensor) -> None:
-            queries, out = work.queries[here], work.mixed[here]
-            self.kernels.decode_attention(queries, keys, values, lengths, tables, out)
+        def mix(new: Projected, keys: Tensor, values: Tensor) -> None:
+            self.kernels.attend_new(new, keys, values, lengths, tables, work.mixed[here])
 
-        return attend
+        return mix
 
-    def _begin_packed(self, inputs: StepInputs, sequences: int, tokens: int) -> Attend:
+    def _begin_packed(self, inputs: StepInputs, sequences: int, tokens: int) -> Mix:
         """The same for packed tokens, which are the first of the step."""
         work = self.work
         starts, ends = inputs.start_positions[:sequences], inputs.cu_seqlens[: sequences + 1]
@@ -116,24 +109,17 @@ class Decoder:
         )
         self._embed(inputs.token_ids[:tokens], slice(0, tokens))
 
-        def attend(keys: Tensor, values: Tensor) -> None:
-            queries, out = work.queries[:tokens], work.mixed[:tokens]
-            self.kernels.prefill_attention(queries, keys, values, starts, ends, tables, out)
+        def mix(new: Projected, keys: Tensor, values: Tensor) -> None:
+            self.kernels.rotate_append(new, keys, values)
+            out = work.mixed[:tokens]
+            self.kernels.prefill_attention(new.queries, keys, values, starts, ends, tables, out)
 
-        return attend
+        return mix
 
     def _embed(self, token_ids: Tensor, here: slice) -> None:
         gain, epsilon = self.weights.layers[0].input_norm, self.architecture.rms_norm_eps
         residual, normed = self.work.residual[here], self.work.normed[here]
         self.kernels.embed_norm(token_ids, self.weights.embedding, gain, epsilon, residual, normed)
-
-    def _rotated(self, *attends: Attend) -> Mix:
-        def mix(new: Projected, keys: Tensor, values: Tensor) -> None:
-            self.kernels.rotate_append(new, keys, values)
-            for attend in attends:
-                attend(keys, values)
-
-        return mix
 
     def _layers(self, t: int, mix: Mix) -> Tensor:
         """The normed output of the last layer, [t, hidden], for tokens that are embedded."""
@@ -142,10 +128,10 @@ class Decoder:
         residual, normed = work.residual[:t], work.normed[:t]
         next_gains = [layer.input_norm for layer in layers[1:]] + [self.weights.norm]
         for number, (layer, next_gain) in enumerate(zip(layers, next_gains, strict=True)):
-            delta = self._attention(number, layer, normed, mix)
+            delta = self._attention(number, layer, t, mix)
             if layer.router is None:
                 self.kernels.add_norm(delta, layer.inner_norm, epsilon, residual, normed)
-                delta = self._mlp(layer, normed)
+                delta = self._mlp(layer, t)
             else:
                 self.kernels.route(
                     *(delta, layer.inner_norm, epsilon, residual, normed),
@@ -157,11 +143,11 @@ class Decoder:
             self.kernels.add_norm(delta, next_gain, epsilon, residual, normed)
         return normed
 
-    def _attention(self, number: int, layer: LayerWeights, normed: Tensor, mix: Mix) -> Tensor:
+    def _attention(self, number: int, layer: LayerWeights, t: int, mix: Mix) -> Tensor:
         """What the layer's attention adds to the residual stream, [parts, t, hidden]."""
-        work, shape, t = self.work, self.architecture, len(normed)
+        work, shape = self.work, self.architecture
         keys, values = self.cache.layer(number)
-        qkv = self.kernels.product(normed, layer.qkv, work.qkv[:t])
+        qkv = self.kernels.product(work.normed, layer.qkv, work.qkv, t)
         heads = Heads(
             heads=shape.heads,
             kv_heads=shape.kv_heads,
@@ -173,13 +159,13 @@ class Decoder:
         )
         positions, entries, queries = work.positions[:t], work.entries[:t], work.queries[:t]
         mix(Projected(qkv, heads, self.rotary, positions, entries, queries), keys, values)
-        return self.kernels.product(work.mixed[:t], layer.output, work.delta[:t])
+        return self.kernels.product(work.mixed, layer.output, work.delta, t)
 
-    def _mlp(self, layer: LayerWeights, normed: Tensor) -> Tensor:
+    def _mlp(self, layer: LayerWeights, t: int) -> Tensor:
         """What the layer's MLP adds to the residual stream, [parts, t, hidden]."""
-        work, kernels, t = self.work, self.kernels, len(normed)
-        kernels.gated_product(normed, layer.gate_up, work.gate_up[:t], work.inner[:t])
-        return kernels.product(work.inner[:t], layer.down, work.delta[:t])
+        work, kernels = self.work, self.kernels
+        kernels.gated_product(work.normed, layer.gate_up, work.gate_up, work.inner, t)
+        return kernels.product(work.inner, layer.down, work.delta, t)
 
     def _last_of(self, hidden: Tensor, count: int) -> Tensor:
         """The tokens that are sampled, [count, hidden]."""

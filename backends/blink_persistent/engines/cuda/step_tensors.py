@@ -115,8 +115,8 @@ class KvCache:
 class Workspace:
     """What a step writes between its kernels; every step of every key uses the same memory.
 
-    Rows beyond a step's tokens keep what they held. The residual stream and the logits are
-    float32, the rest has the weights' dtype.
+    Rows beyond a step's tokens may hold anything: products may be computed of them too. The
+    residual stream and the logits are float32, the rest has the weights' dtype.
     """
 
     positions: Tensor  # int32 [tokens]

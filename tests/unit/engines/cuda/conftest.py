@@ -60,6 +60,14 @@ def tiny_cuts(architecture: Any) -> dict[Any, Any]:
     return {(shape, 8): cut for shape, cut in cuts.items() if cut.fits(*shape)}
 
 
+def padded_rows(architecture: Any) -> dict[Any, Any]:
+    """Has the library multiply three rows more than there are, wherever they exist."""
+    from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
+
+    more = {rows: rows + 3 for rows in range(1, 128)}
+    return {product.shape: more for product in step_products(architecture)}
+
+
 @pytest.fixture
 def kernel_kinds() -> dict[str, Callable[[Any], Any]]:
     """Both implementations of the operations, where they can run, for an architecture."""
@@ -80,6 +88,7 @@ def kernel_kinds() -> dict[str, Callable[[Any], Any]]:
             device="cpu",
             decode=DecodeTiling(programs=3),
             cuts=tiny_cuts(architecture),
+            padded=padded_rows(architecture),
         )
     return kinds
 

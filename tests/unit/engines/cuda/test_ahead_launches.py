@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,7 +103,9 @@ def test_a_norm_of_parts_is_that_of_plain_pytorch(
     assert launch.blocks == rows
 
 
-def projected(rows: int) -> Projected:
+def projected(rows: int, *, others: int = 0, rounded: bool = False) -> Projected:
+    """`others`: tokens of the same step ahead of the rows'. `rounded`: as the library does it."""
+    tokens = others + rows
     size = SHAPE.head_dim
     width = (SHAPE.heads + 2 * SHAPE.kv_heads) * size
     heads = Heads(
@@ -115,26 +118,35 @@ def projected(rows: int) -> Projected:
         epsilon=1e-6,
     )
     angle = 7 * torch.rand(CONTEXT, size // 2)
-    entries = torch.zeros(rows, dtype=torch.int32)
-    return Projected(
-        qkv=torch.randn(2, rows, width),
+    entries, parts = torch.zeros(tokens, dtype=torch.int32), torch.randn(2, tokens, width)
+    step = Projected(
+        qkv=parts[:1].bfloat16() if rounded else parts,
         heads=heads,
         rotary=Rotary(angle.cos(), angle.sin()),
         positions=entries.clone(),
         entries=entries,
-        queries=torch.full((rows, SHAPE.heads * size), torch.nan).bfloat16(),
+        queries=torch.full((tokens, SHAPE.heads * size), torch.nan).bfloat16(),
     )
+    return step.only(slice(others, None))
 
 
 @pytest.mark.parametrize("lengths", [(70,), (200, 0, 33, 1)])
-@pytest.mark.parametrize("cut", [DIRECT, CLUSTERED, EVEN], ids=str)
-def test_attention_is_that_of_plain_pytorch(gpu: Any, cut: Any, lengths: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("others", [0, 5])
+@pytest.mark.parametrize(
+    ("cut", "rounded"),
+    [(DIRECT, False), (CLUSTERED, False), (EVEN, False), (EVEN, True)],
+    ids=str,
+)
+def test_attention_is_that_of_plain_pytorch(
+    gpu: Any, cut: Any, rounded: bool, others: int, lengths: tuple[int, ...]
+) -> None:
     torch.manual_seed(1)
     rows = len(lengths)
     sizes: dict[str, Any] = {"max_rows": 8, "processors": 3, "device": "cpu"}
     attention = AheadAttention(gpu, SHAPE, cuts={8: cut}, **sizes)
     pages = rows * MAX_BLOCKS
-    new, tables = projected(rows), torch.randperm(pages).int().view(rows, MAX_BLOCKS)
+    new = projected(rows, others=others, rounded=rounded)
+    tables = torch.randperm(pages).int().view(rows, MAX_BLOCKS)
     lengths_given = torch.tensor(lengths, dtype=torch.int32)
     for row, length in enumerate(lengths):
         at = max(length - 1, 0)
@@ -161,16 +173,15 @@ def test_attention_is_that_of_plain_pytorch(gpu: Any, cut: Any, lengths: tuple[i
     assert gpu.launches == [expected_launch]
 
 
-def test_what_the_library_computed_is_for_the_other_kernels(gpu: Any) -> None:
+def test_what_the_library_computed_is_for_even_shares_or_the_other_kernels(gpu: Any) -> None:
     sizes: dict[str, Any] = {"max_rows": 64, "processors": 3, "device": "cpu"}
     attention = AheadAttention(gpu, SHAPE, cuts={64: EVEN}, **sizes)
-    new, rounded = projected(3), torch.zeros(1, 3, 640, dtype=torch.bfloat16)
-    assert attention.takes(projected(64))
-    assert not attention.takes(projected(65))
-    library = Projected(rounded, new.heads, new.rotary, new.positions, new.entries, new.queries)
-    assert not attention.takes(library)
+    for rounded in (False, True):
+        assert attention.takes(projected(64, others=100, rounded=rounded))
+        assert not attention.takes(projected(65, rounded=rounded))
     few = AheadAttention(gpu, SHAPE, cuts={8: DIRECT}, **sizes)
     assert few.takes(projected(8))
+    assert not few.takes(projected(8, rounded=True))
     assert not few.takes(projected(9))
     fewer = AheadAttention(gpu, SHAPE, cuts={4: DIRECT}, **sizes)
     assert fewer.takes(projected(4))
@@ -187,9 +198,16 @@ def test_what_the_library_computed_is_for_the_other_kernels(gpu: Any) -> None:
     assert primed_norm_for(gpu, 191) is None
 
 
-def test_a_decode_step_is_that_of_plain_pytorch(gpu: Any) -> None:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton's interpreter is not used here")
+ROWS = [Part((3, 1, 7, 9, 11), 70, (5,)), INACTIVE, Part((2, 4), 16, (9,)), Part((20,), 0, (1,))]
+ACTIVE = [row for row, part in enumerate(ROWS) if part is not INACTIVE]
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is not used here"
+)
+
+
+def both_decoders(gpu: Any) -> Iterator[PagedDecoder]:
+    """With plain PyTorch, then with kernels that read ahead in steps of up to eight tokens; the
+    same KV before it."""
     torch.manual_seed(1)
     sizes: dict[str, Any] = {"max_rows": 8, "processors": 131, "device": "cpu"}
     cuts = likely_cuts(SHAPE)
@@ -204,20 +222,47 @@ def test_a_decode_step_is_that_of_plain_pytorch(gpu: Any) -> None:
         **sizes,
     )
     weights = random_weights(SHAPE, device="cpu", dtype=torch.bfloat16)
-    rows = [
-        Part((3, 1, 7, 9, 11), 70, (5,)),
-        INACTIVE,
-        Part((2, 4), 16, (9,)),
-        Part((20,), 0, (1,)),
-    ]
-    cache, found = None, []
+    cache = None
     for kernels in (ReferenceKernels(), fused):
         paged = PagedDecoder.build(SHAPE, weights, kernels, device="cpu")
         pages = paged.decoder.cache.pages
         cache = pages.normal_().clone() if cache is None else pages.copy_(cache)
-        found.append((paged.decode(rows)[[0, 2, 3]], pages))
-    for expected, other in zip(*found, strict=True):
+        yield paged
+
+
+def kinds_of(gpu: Any) -> list[str]:
+    """Of the kernels in CUDA C++ that were launched."""
+    return [launch.name.split("_")[1] for launch in gpu.launches]
+
+
+A_LAYER = ["product", "even", "product", "norm", "gated", "product", "norm"]
+
+
+@interpreted
+def test_a_decode_step_is_that_of_plain_pytorch(gpu: Any) -> None:
+    plain, found = (
+        (paged.decode(ROWS)[ACTIVE], paged.decoder.cache.pages) for paged in both_decoders(gpu)
+    )
+    for expected, other in zip(plain, found, strict=True):
         assert distance(other, expected) < BFLOAT16
-    a_layer = ["product", "even", "product", "norm", "gated", "product", "norm"]
-    kinds = [launch.name.split("_")[1] for launch in gpu.launches]
-    assert kinds == [*(a_layer * SHAPE.layers), "product"]
+    assert kinds_of(gpu) == [*(A_LAYER * SHAPE.layers), "product"]
+
+
+@interpreted
+@pytest.mark.parametrize(("tokens", "a_layer"), [(4, A_LAYER), (20, ["even"])])
+def test_rows_of_a_mixed_step_have_even_shares_of_any_product(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, tokens: int, a_layer: list[str]
+) -> None:
+    """Of the engine's own, of which they get some rows of several parts, and of the library's."""
+    # Triton's interpreter takes the bits of bfloat16 for integers that are to be multiplied.
+    plain_attention = ReferenceKernels().prefill_attention
+    monkeypatch.setattr(FusedKernels, "prefill_attention", staticmethod(plain_attention))
+    packed = [Part((13, 14), 5, (7,) * (tokens - 1))]
+    plain, found = (
+        (*paged.mixed(packed, ROWS, key=(2, tokens, len(ROWS))), paged.decoder.cache.pages)
+        for paged in both_decoders(gpu)
+    )
+    for expected, other in zip(plain, found, strict=True):
+        where = ACTIVE if len(expected) == len(ROWS) else slice(None)
+        assert distance(other[where], expected[where]) < BFLOAT16
+    assert kinds_of(gpu) == [*(a_layer * SHAPE.layers), "product"]

@@ -29,6 +29,7 @@ CASES = {
     "a bias": AttentionCase(lengths=(49,), biased=True, heads=7, kv_heads=1),
     "norms of heads": AttentionCase(lengths=(48, 17), normed=True, heads=8, kv_heads=1, splits=2),
     "short heads": AttentionCase(lengths=(65, 16), head_dim=64, heads=9, kv_heads=3, splits=2),
+    "some of a step's tokens": AttentionCase(lengths=(70, 0, 1), others=7, splits=2),
     "the smallest blocks": AttentionCase(lengths=(100, 17, 16), splits=3, block_size=16),
     "large blocks": AttentionCase(lengths=(290, 128, 129), splits=2, block_size=128),
     "one head a group": AttentionCase(lengths=(40,), head_dim=64, heads=2, kv_heads=2, normed=True),

@@ -44,6 +44,15 @@ CASES = {
     "the largest blocks of the KV": (AttentionCase(lengths=(299, 70), block_size=256), 6),
     "a bias": (AttentionCase(lengths=(49,), biased=True, heads=7, kv_heads=1), 2),
     "short heads": (AttentionCase(lengths=(65, 16, 130), head_dim=64, heads=9, kv_heads=3), 4),
+    "some of a step's tokens": (AttentionCase(lengths=(70, 0, 1), others=7), 3),
+    "some that the library projected": (
+        AttentionCase(parts=1, rounded=True, others=5, biased=True, normed=True),
+        3,
+    ),
+    "short heads that the library projected": (
+        AttentionCase(lengths=(65, 16), head_dim=64, heads=9, kv_heads=3, parts=1, rounded=True),
+        4,
+    ),
 }
 
 

@@ -182,9 +182,10 @@ def test_entries_that_are_no_numbers_are_their_own_prompts_alone(
     assert (out[48:] == -3.0).all()
 
 
+@pytest.mark.parametrize("others", [0, 2])
 @pytest.mark.parametrize("parts", [1, 3])
-def test_rotation_with_norms_of_heads_and_append(pair: Pair, parts: int) -> None:
-    """Of a projection in parts, with a bias and without."""
+def test_rotation_with_norms_of_heads_and_append(pair: Pair, parts: int, others: int) -> None:
+    """Of a projection in parts, with a bias and without, of all of a step's tokens or some."""
     size = ARCHITECTURE.head_dim
     width = (ARCHITECTURE.heads + 2 * ARCHITECTURE.kv_heads) * size
 
@@ -199,9 +200,11 @@ def test_rotation_with_norms_of_heads_and_append(pair: Pair, parts: int) -> None
             epsilon=ARCHITECTURE.rms_norm_eps,
         )
         rotary = Rotary(torch.randn(40, size // 2), torch.randn(40, size // 2))
-        places = int32(39, 0, 12), int32(5, -1, BLOCKS * BLOCK_SIZE - 1)
-        queries = torch.full_like(query_rows(3), torch.nan)
-        return Projected(torch.randn(parts, 3, width), heads, rotary, *places, queries)
+        ahead, tokens = [7] * others, 3 + others
+        places = int32(*ahead, 39, 0, 12), int32(*ahead, 5, -1, BLOCKS * BLOCK_SIZE - 1)
+        queries = torch.full_like(query_rows(tokens), torch.nan)
+        new = Projected(torch.randn(parts, tokens, width), heads, rotary, *places, queries)
+        return new.only(slice(others, None))
 
     found = []
     for kernels in pair:
@@ -258,7 +261,7 @@ def test_parts_of_a_streamed_product_add_up(
 ) -> None:
     products, x, weight = streamed(Cut(features=features, step=32, splits=splits), rows)
     library = torch.full((rows, SIZE), torch.nan)
-    parts = products.product(x, weight, library)
+    parts = products.product(x, weight, library, rows)
     assert parts.shape == (splits, rows, SIZE)
     torch.testing.assert_close(parts.sum(dim=0), x @ weight.t())
     share = DEPTH // splits
@@ -269,7 +272,7 @@ def test_parts_of_a_streamed_product_add_up(
 def test_a_streamed_gate_and_a_streamed_head(streamed: Callable[..., Any]) -> None:
     products, x, weight = streamed(Cut(features=12, step=16), 5, halves=2)
     out, room = torch.full((5, SIZE), torch.nan), torch.full((5, 2 * SIZE), torch.nan)
-    products.gated_product(x, weight, room, out)
+    products.gated_product(x, weight, room, out, 5)
     gate, up = (x @ weight.t()).chunk(2, dim=1)
     torch.testing.assert_close(out, torch.nn.functional.silu(gate) * up)
     assert room.isnan().all()
@@ -280,7 +283,7 @@ def test_a_streamed_gate_and_a_streamed_head(streamed: Callable[..., Any]) -> No
 def test_more_rows_than_are_streamed_are_the_librarys(streamed: Callable[..., Any]) -> None:
     products, x, weight = streamed(Cut(features=16, step=16), 65)
     out = torch.full((65, SIZE), torch.nan)
-    parts = products.product(x, weight, out)
+    parts = products.product(x, weight, out, 65)
     assert parts.data_ptr() == out.data_ptr()
     torch.testing.assert_close(out, x @ weight.t())
 

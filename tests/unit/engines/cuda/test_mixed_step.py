@@ -67,6 +67,28 @@ def test_both_in_one_are_one_after_the_other(make_case: Cases, rows: int) -> Non
     torch.testing.assert_close(*pages, atol=2e-5, rtol=2e-5)
 
 
+def test_nothing_depends_on_what_the_step_before_has_left(
+    make_case: Cases, family: dict[str, Any]
+) -> None:
+    """Nor on the rows behind the step's own, of which products are computed too."""
+    case = make_case(**family)
+    text, prompt = case.tokens(9), case.tokens(17)
+    chunk, row = Part((9, 7), 0, prompt), Part((4,), 8, text[-1:])
+    case.paged.prefill([Part((4,), 0, text[:-1])])
+    steps: list[Callable[[], tuple[Any, ...]]] = [
+        lambda: (case.paged.prefill([chunk]),),
+        lambda: case.paged.mixed([chunk], [row]),
+    ]
+    work = case.paged.decoder.work
+    for step in steps:
+        expected = step()
+        for name in ("residual", "normed", "qkv", "queries", "mixed", "delta", "gate_up", "inner"):
+            getattr(work, name).fill_(torch.nan)
+        for found, before in zip(step(), expected, strict=True):
+            assert torch.isfinite(found).all()
+            assert torch.equal(found, before)
+
+
 def test_rows_without_any_packed_token(make_case: Cases) -> None:
     """And packed tokens without an active row: what the lookup gives when little is to be done."""
     case = make_case()

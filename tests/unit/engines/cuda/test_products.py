@@ -14,6 +14,7 @@ from blink_persistent.engines.cuda.kernels.ahead_products import no_ahead
 from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, AheadCut, Cut
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel
 from blink_persistent.engines.cuda.kernels.products import Products
+from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.kernels.wide_cut import WideCut, WideKernel
 from blink_persistent.testing.primed_host import HostProducts, Way
 from blink_persistent.testing.wide_host import HostWideProducts
@@ -75,7 +76,7 @@ def test_a_product_that_reads_ahead_comes_in_parts(cut: AheadCut, rows: int) -> 
     made, ahead = products((SIZE, DEPTH), cut)
     x, weight = operands(rows, SIZE)
     library = torch.full((rows, SIZE), torch.nan)
-    parts = made.product(x, weight, library)
+    parts = made.product(x, weight, library, rows)
     assert parts.shape == (2, rows, SIZE)
     assert close(parts.sum(dim=0), x.float() @ weight.float().t())
     assert library.isnan().all()
@@ -88,7 +89,7 @@ def test_a_gate_and_a_head_that_read_ahead(gated: AheadCut, whole: AheadCut) -> 
     expected = x.float() @ weight.float().t()
     out = torch.full((9, SIZE), torch.nan, dtype=torch.bfloat16)
     made, _ = products((2 * SIZE, DEPTH), gated)
-    made.gated_product(x, weight, torch.empty(9, 2 * SIZE), out)
+    made.gated_product(x, weight, torch.empty(9, 2 * SIZE), out, 9)
     gate, up = expected.chunk(2, dim=1)
     assert close(out, torch.nn.functional.silu(gate) * up)
     logits = torch.full((9, 2 * SIZE), torch.nan)
@@ -101,8 +102,38 @@ def test_rows_without_a_cut_are_the_librarys() -> None:
     made, ahead = products((SIZE, DEPTH), PLAIN)
     x, weight = operands(17, SIZE)
     out = torch.empty(17, SIZE, dtype=torch.bfloat16)
-    assert made.product(x, weight, out).data_ptr() == out.data_ptr()
+    assert made.product(x, weight, out, 17).data_ptr() == out.data_ptr()
     assert ahead.chained == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "room", "written"),
+    [(68, 80, 72), (68, 71, 68), (67, 80, 67)],
+    ids=["padded", "no room", "not in the table"],
+)
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_library_multiplies_more_rows_than_there_are(
+    monkeypatch: pytest.MonkeyPatch, gated: bool, rows: int, room: int, written: int
+) -> None:
+    """The rows behind are no numbers, and the first ones do not depend on them."""
+    made = Products([], {}, chained=False, device="cpu", padded={(2 * SIZE, DEPTH): {68: 72}})
+    x, weight = operands(room, 2 * SIZE)
+    x[rows:] = torch.nan
+    into = torch.full((room, 2 * SIZE), -3.0).bfloat16()
+    exact = x[:rows].float() @ weight.float().t()
+    if gated:
+        monkeypatch.setattr(made, "swiglu", ReferenceKernels().swiglu)
+        out = torch.full((room, SIZE), -3.0).bfloat16()
+        made.gated_product(x, weight, into, out, rows)
+        gate, up = exact.chunk(2, dim=1)
+        assert close(out[:rows], torch.nn.functional.silu(gate) * up)
+        assert (out[rows:] == -3).all()
+    else:
+        parts = made.product(x, weight, into, rows)
+        assert parts.shape == (1, rows, 2 * SIZE)
+        assert close(parts[0], exact)
+    assert into[rows:written].isnan().all()
+    assert (into[written:] == -3).all()
 
 
 @pytest.mark.parametrize("gated", [GATED, WIDE_GATED], ids=str)

@@ -138,30 +138,46 @@ def launches(gpu: Told, model: str, rows: int, **options: bool) -> list[str]:
     return gpu.names
 
 
+def mixed_attention(gpu: Told, model: str, tokens: int, rows: int) -> list[str]:
+    """What a layer of a mixed step has between its first two products."""
+    decoder = decoder_of(gpu, model)
+    gpu.names.clear()
+    packed, alone = (
+        empty_inputs(MAX_ROWS, most, MAX_BLOCKS, device="meta") for most in (MOST_TOKENS, MAX_ROWS)
+    )
+    decoder.mixed(packed, alone, 8, tokens, rows)
+    others = "embed_norm", "add_norm", "locate_", "swiglu", "stream_", "blink_wide", "blink_norm"
+    return [name for name in gpu.names if not name.startswith(others)]
+
+
 BEGIN, TRITONS = ["locate_decode", "embed_norm"], ["rotate_append", "attend_split"]
 LLAMA = {
     1: [
         *("blink_product_6_1_8_4_7", "blink_cluster_8_128_1", "blink_product_16_1_8_4_3"),
-        *("add_norm", "blink_gated_14_1_8_4_3", "blink_product_8_1_8_4_6", "add_norm"),
+        *("add_norm", "blink_gated_14_1_8_4_3", "blink_product_8_1_8_4_5", "add_norm"),
+        "stream_product",
     ],
     16: [
-        *("blink_wide_96_16_1_10_1", "blink_even_4_128_3_2", "blink_wide_128_16_1_12_2"),
-        *("add_norm", "blink_wide_gated_112_16_1_6_2", "blink_wide_128_16_1_12_2", "add_norm"),
+        *("blink_wide_96_16_1_14_1", "blink_even_4_128_2_2", "blink_wide_128_16_1_12_2"),
+        *("add_norm", "blink_wide_gated_112_16_1_7_2", "blink_wide_128_16_1_7_2", "add_norm"),
+        "blink_wide_112_16_2_7_1",
     ],
     32: [
-        *("blink_wide_96_32_1_10_1", "blink_even_4_128_3_2", "blink_wide_64_32_2_6_1"),
-        *("add_norm", "blink_wide_gated_56_32_1_12_1", "blink_wide_64_32_2_6_1", "add_norm"),
+        *("blink_wide_96_32_1_12_1", "blink_even_4_128_2_2", "blink_wide_64_32_2_8_1"),
+        *("add_norm", "blink_wide_gated_56_32_1_7_1", "blink_wide_64_32_2_8_1", "add_norm"),
+        "stream_product",
     ],
     64: [
-        *("blink_wide_96_64_1_10_1", "blink_even_4_128_3_2", "blink_wide_64_64_2_6_1"),
+        *("blink_wide_96_64_1_10_1", "blink_even_4_128_2_2", "blink_wide_64_64_2_6_1"),
         *("add_norm", "blink_wide_gated_56_64_2_5_1", "blink_wide_64_64_2_6_1", "add_norm"),
+        "stream_product",
     ],
 }  # as measured: tests/bench/results/gpu-2026-11-30
 
 
 @pytest.mark.parametrize("rows", LLAMA)
 def test_a_step_of_llama_is_the_one_that_was_measured(gpu: Told, rows: int) -> None:
-    assert launches(gpu, "llama-3-8b", rows) == [*BEGIN, *LLAMA[rows], "stream_product"]
+    assert launches(gpu, "llama-3-8b", rows) == [*BEGIN, *LLAMA[rows]]
 
 
 QWEN_30B = {
@@ -175,7 +191,7 @@ QWEN_30B = {
         *("grouped_product", "grouped_product", "add_norm"),
     ],
     16: [
-        *("stream_product", *TRITONS, "combine_splits", "stream_product"),
+        *("blink_wide_160_16_1_9_2", "blink_even_8_128_4_1", "blink_wide_128_16_2_6_2"),
         *("add_norm", "stream_product", "choose_experts", "sort_pairs"),
         *("grouped_product", "grouped_product", "add_norm"),
     ],
@@ -189,14 +205,17 @@ def test_the_experts_of_one_token_have_kernels_of_their_own(gpu: Told, rows: int
 
 @pytest.mark.parametrize(("rows", "like"), [(9, 16), (17, 32), (33, 64)])
 def test_rows_between_have_what_the_next_larger_ones_have(gpu: Told, rows: int, like: int) -> None:
-    assert launches(gpu, "llama-3-8b", rows) == [*BEGIN, *LLAMA[like], "stream_product"]
+    assert launches(gpu, "llama-3-8b", rows) == [*BEGIN, *LLAMA[like]]
 
 
-def test_two_to_eight_rows_have_tritons_attention(gpu: Told) -> None:
+@pytest.mark.parametrize(
+    ("rows", "attention"), [(2, "8_128_4_1"), (4, "8_128_4_1"), (5, "4_128_2_2")]
+)
+def test_few_rows_have_the_products_of_one_and_even_shares(
+    gpu: Told, rows: int, attention: str
+) -> None:
     qkv, _, *rest = LLAMA[1]
-    for rows in (2, 8):
-        found = launches(gpu, "llama-3-8b", rows)
-        assert found == [*BEGIN, qkv, *TRITONS, "combine_splits", *rest, "stream_product"]
+    assert launches(gpu, "llama-3-8b", rows) == [*BEGIN, qkv, f"blink_even_{attention}", *rest]
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "phi-4"])
@@ -205,8 +224,7 @@ def test_what_is_likely_can_be_asked_for(gpu: Told, model: str) -> None:
         found = launches(gpu, model, rows, primed_products=True)
         products = sum(name.startswith(("blink_product", "blink_gated")) for name in found)
         assert products == (0 if rows == 64 else 5)
-        ahead = rows == 64 and model == "llama-3-8b"
-        assert any(name.startswith("attend_split") for name in found) != ahead
+        assert any(name.startswith("attend_split") for name in found) != (rows == 64)
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (12, 0)])
@@ -243,3 +261,25 @@ def test_prompts_are_attended_to_by_pages_where_that_was_measured_and_they_fit(
     inputs = empty_inputs(1, MOST_TOKENS, MAX_BLOCKS, device="meta")
     decoder.prefill(inputs, 1, MOST_TOKENS)
     assert [name for name in gpu.names if name.startswith("attend_")] == [f"{kernel} alone"]
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "rows", "of_rows"),
+    [
+        ("llama-3-8b", 96, 32, ["blink_even alone"]),
+        ("llama-3-8b", 32, 32, ["blink_even"]),
+        ("smollm2-135m", 96, 32, ["rotate_append alone", "attend_split", "combine_splits"]),
+    ],
+)
+def test_rows_of_mixed_steps_have_even_shares_where_decode_steps_have(
+    gpu: Told, model: str, tokens: int, rows: int, of_rows: list[str]
+) -> None:
+    """Chained where all of the step is; Triton's kernels always to one another."""
+    found = mixed_attention(gpu, model, tokens, rows)
+    for number, name in enumerate(found):
+        if name.startswith("blink_even"):
+            found[number] = "blink_even" + " alone" * name.endswith(" alone")
+    rotate, attend, *rest = found
+    assert rest == of_rows
+    assert attend.startswith(("attend_pages", "attend_tile"))
+    assert rotate.endswith(" alone") == (tokens + rows > 64)

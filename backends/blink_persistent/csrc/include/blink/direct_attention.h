@@ -73,7 +73,7 @@ class DirectAttention {
         const uint32_t old = length > 0 ? length - 1 : 0;
         const uint32_t share = (old + 16 * a_.splits - 1) / (16 * a_.splits) * 16;
         const uint32_t begin = least(split_ * share, old), end = least(begin + share, old);
-        NewToken<Port, kWarps, kHeadDim> token(port_, a_, group_, heads_);
+        NewToken<Port, kWarps, kHeadDim, false> token(port_, a_, group_, heads_);
         uint32_t at = begin + 16 * warp_;
         Chunk keys[kWindows][2], values[kWindows][2];
         load(a_.keys, at, end, keys);

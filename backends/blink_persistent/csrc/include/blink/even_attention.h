@@ -142,7 +142,7 @@ class EvenAttention {
         for (uint32_t turn = 0; share.next(piece); turn ^= 1) {
             const AttentionGroup group{piece.row, piece.kv_head, group_heads_};
             heads_ = all_heads_ + turn * kHeadsChunks;  // others may still read those of the piece before
-            NewToken<Port, kWarps, kHeadDim> token(port_, a_, group, heads_);
+            NewToken<Port, kWarps, kHeadDim, true> token(port_, a_, group, heads_);
             token.locate(piece.old());
             if (!awaited) port_.await_previous();
             awaited = true;

@@ -7,8 +7,8 @@
 namespace blink {
 
 // `heads` [kMostGroup + 2, kHeadDim] in shared memory, by `key_place`: the group's queries, zeros
-// to kMostGroup, the key, the value.
-template <class Port, uint32_t kWarps, uint32_t kHeadDim>
+// to kMostGroup, the key, the value. `kRounded`: the projection may be the library's, too.
+template <class Port, uint32_t kWarps, uint32_t kHeadDim, bool kRounded>
 class NewToken {
   public:
     BLINK_DEV NewToken(Port& port, const AttentionCall& a, const AttentionGroup& group, Chunk* heads)
@@ -54,7 +54,7 @@ class NewToken {
     template <uint32_t kCount>
     BLINK_DEV void project_heads(uint32_t first) {
         float low[kCount][2], high[kCount][2];
-        sum_parts(first, low, high);
+        load(first, low, high);
 #pragma unroll
         for (uint32_t n = 0; n < kCount; ++n) {
             const uint32_t head = first + n * kWarps;
@@ -63,18 +63,54 @@ class NewToken {
         }
     }
 
-    // Two elements of each half of each head; their parts in the same order as elsewhere.
+    // Two elements of each half of each head.
     template <uint32_t kCount>
-    BLINK_DEV void sum_parts(uint32_t first, float (&low)[kCount][2], float (&high)[kCount][2]) {
-        const uint32_t width = (a_.heads + 2 * a_.kv_heads) * kHeadDim, stride = a_.rows * width;
+    BLINK_DEV void load(uint32_t first, float (&low)[kCount][2], float (&high)[kCount][2]) {
         const uint32_t i = 2 * lane_ < kHalf ? 2 * lane_ : 0;
         uint32_t places[kCount];
 #pragma unroll
+        for (uint32_t n = 0; n < kCount; ++n) places[n] = place_of(first + n * kWarps) + i;
+        const uint32_t width = (a_.heads + 2 * a_.kv_heads) * kHeadDim;
+        const uint64_t row = static_cast<uint64_t>(group_.row) * width;
+        if (kRounded && a_.rounded != nullptr)
+            widen(a_.rounded + row, places, low, high);
+        else
+            sum_parts(a_.qkv + row, a_.part_rows * width, places, low, high);
+        if (a_.bias == nullptr) return;
+#pragma unroll
         for (uint32_t n = 0; n < kCount; ++n) {
-            places[n] = place_of(first + n * kWarps) + i;
-            low[n][0] = low[n][1] = high[n][0] = high[n][1] = 0.0f;
+            for (uint32_t j = 0; j < 2; ++j) {
+                low[n][j] += float_of(a_.bias[places[n] + j]);
+                high[n][j] += float_of(a_.bias[places[n] + kHalf + j]);
+            }
         }
-        const float* from = a_.qkv + static_cast<uint64_t>(group_.row) * width;
+    }
+
+    // Of a row that the library rounded.
+    template <uint32_t kCount>
+    BLINK_DEV void widen(const uint16_t* row, const uint32_t (&places)[kCount], float (&low)[kCount][2],
+                         float (&high)[kCount][2]) {
+        uint32_t loaded[kCount][2];
+#pragma unroll
+        for (uint32_t n = 0; n < kCount; ++n)
+#pragma unroll
+            for (uint32_t half = 0; half < 2; ++half)
+                loaded[n][half] = port_.fetch(reinterpret_cast<const uint32_t*>(row + places[n] + half * kHalf));
+#pragma unroll
+        for (uint32_t n = 0; n < kCount; ++n) {
+            for (uint32_t j = 0; j < 2; ++j) {
+                low[n][j] = float_of(loaded[n][0] >> 16 * j);
+                high[n][j] = float_of(loaded[n][1] >> 16 * j);
+            }
+        }
+    }
+
+    // The parts of a row, in the same order as elsewhere.
+    template <uint32_t kCount>
+    BLINK_DEV void sum_parts(const float* from, uint32_t stride, const uint32_t (&places)[kCount],
+                             float (&low)[kCount][2], float (&high)[kCount][2]) {
+#pragma unroll
+        for (uint32_t n = 0; n < kCount; ++n) low[n][0] = low[n][1] = high[n][0] = high[n][1] = 0.0f;
 #pragma unroll 1
         for (uint32_t part = 0; part < a_.parts; part += kAtOnce) {
             uint64_t loaded[kAtOnce][kCount][2];
@@ -94,14 +130,6 @@ class NewToken {
                     add(low[n], loaded[k][n][0]);
                     add(high[n], loaded[k][n][1]);
                 }
-            }
-        }
-        if (a_.bias == nullptr) return;
-#pragma unroll
-        for (uint32_t n = 0; n < kCount; ++n) {
-            for (uint32_t j = 0; j < 2; ++j) {
-                low[n][j] += float_of(a_.bias[places[n] + j]);
-                high[n][j] += float_of(a_.bias[places[n] + kHalf + j]);
             }
         }
     }

@@ -76,8 +76,9 @@ class AheadAttention:
         self._arrived = torch.zeros(rows * architecture.kv_heads, dtype=torch.int32, device=device)
 
     def takes(self, new: Projected) -> bool:
-        """Can it attend to these? Only to the parts that products of the engine's own leave."""
-        return new.qkv.dtype == torch.float32 and self._cut(new.qkv.shape[1]) is not None
+        """Can it attend to these? To what the library's products leave only with an `EvenCut`."""
+        cut = self._cut(new.qkv.shape[1])
+        return isinstance(cut, EvenCut) or (cut is not None and not is_rounded(new))
 
     def __call__(
         self,
@@ -97,7 +98,8 @@ class AheadAttention:
         assert cut is not None
         splits = self._splits(cut, rows, max_blocks * block_size)
         arrays = {
-            **{"qkv": new.qkv, "bias": heads.bias, "q_norm": heads.q_norm, "k_norm": heads.k_norm},
+            "rounded" if is_rounded(new) else "qkv": new.qkv,
+            **{"bias": heads.bias, "q_norm": heads.q_norm, "k_norm": heads.k_norm},
             **{"cos": new.rotary.cos, "sin": new.rotary.sin},
             **{"lengths": lengths, "tables": block_tables},
             **{"keys": keys, "values": values, "partial": self._partial},
@@ -108,6 +110,7 @@ class AheadAttention:
             scale=shape.head_dim**-0.5 * math.log2(math.e),
             epsilon=heads.epsilon,
             parts=len(new.qkv),
+            part_rows=new.step_tokens,
             rows=rows,
             heads=heads.heads,
             kv_heads=heads.kv_heads,
@@ -169,6 +172,11 @@ def load_attentions(
             if is_clustered(cut):
                 kernels[cut].allow_large_clusters()
     return kernels
+
+
+def is_rounded(new: Projected) -> bool:
+    """Is it what a product of the library leaves, one part?"""
+    return bool(new.qkv.dtype == torch.bfloat16)
 
 
 def is_clustered(cut: AnyAttention) -> bool:

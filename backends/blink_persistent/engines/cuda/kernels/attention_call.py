@@ -15,11 +15,11 @@ class AttentionCall(ctypes.Structure):
     """A kernel's parameters (`AttentionCall` there)."""
 
     _fields_ = [
-        *((name, c_uint64) for name in ("qkv", "bias", "q_norm", "k_norm", "cos", "sin")),
-        *((name, c_uint64) for name in ("lengths", "tables")),
+        *((name, c_uint64) for name in ("qkv", "rounded", "bias", "q_norm", "k_norm")),
+        *((name, c_uint64) for name in ("cos", "sin", "lengths", "tables")),
         *((name, c_uint64) for name in ("keys", "values", "partial", "log_sums", "arrived", "out")),
         *((name, c_float) for name in ("scale", "epsilon")),
-        *((name, c_uint32) for name in ("parts", "rows", "heads", "kv_heads")),
+        *((name, c_uint32) for name in ("parts", "part_rows", "rows", "heads", "kv_heads")),
         *((name, c_uint32) for name in ("max_blocks", "block_size", "splits")),
     ]
 

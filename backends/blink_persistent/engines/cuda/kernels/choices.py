@@ -99,6 +99,9 @@ Shape = tuple[int, int]
 Cuts = Mapping[tuple[Shape, int], AnyCut]
 """By the shape of a weight, [out_features, in_features], and a number of `ROW_TILES`."""
 
+PaddedRows = Mapping[Shape, Mapping[int, int]]
+"""Rows that the library multiplies in place of fewer, since that is faster, by a weight's shape."""
+
 Heads = tuple[int, int, int]
 """Heads, KV heads, and elements of a head."""
 
@@ -115,7 +118,10 @@ class StepChoices:
 
     cuts: Cuts = field(default_factory=dict)
     attentions: Mapping[int, AnyAttention] = field(default_factory=dict)
-    """In place of Triton's, by the most rows that a decode step with it has (`attention_tile`)."""
+    """In place of Triton's, by the most rows that a decode step with it has (`attention_tile`).
+
+    Rows of mixed steps have it too, if it is an `EvenCut`.
+    """
     norms: Set[int] = frozenset()
     """The numbers of `ROW_TILES` whose steps have the primed norm."""
     one_token_experts: OneTokenCut | None = None

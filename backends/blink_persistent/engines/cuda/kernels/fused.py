@@ -16,11 +16,13 @@ from blink_persistent.engines.cuda.kernels.choices import (
     Cuts,
     DecodeTiling,
     ExpertTiling,
+    PaddedRows,
     Shape,
     row_tile,
 )
 from blink_persistent.engines.cuda.kernels.experts import Experts
 from blink_persistent.engines.cuda.kernels.hopper import measured, prefills_by_pages
+from blink_persistent.engines.cuda.kernels.hopper_library import measured_rows
 from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
 from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
 from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm
@@ -49,6 +51,7 @@ class FusedKernels(Products, Attention, Experts):
         device: Any,
         decode: DecodeTiling | None = None,
         cuts: Cuts | None = None,
+        padded: PaddedRows | None = None,
         experts: ExpertTiling | None = None,
         make_ahead: MakeAhead = no_ahead,
         ahead_attention: AheadAttention | None = None,
@@ -61,7 +64,8 @@ class FusedKernels(Products, Attention, Experts):
         which needs a Hopper GPU.
         `decode`, `cuts` and `experts`: how attention and products are cut; by default what was
         measured on such a device, without those that read ahead. `make_ahead`: what runs the
-        products of this model's `cuts` that do.
+        products of this model's `cuts` that do. `padded`: how many rows the library multiplies, by
+        default what was measured, too.
         `ahead_attention`, `primed_norm` and `one_token_experts` take the place of others where
         they can.
         """
@@ -79,6 +83,7 @@ class FusedKernels(Products, Attention, Experts):
             chained=chained,
             device=device,
             ahead=make_ahead(own),
+            padded=measured_rows(capability) if padded is None else padded,
         )
         Attention.__init__(
             self,
@@ -199,7 +204,7 @@ class FusedKernels(Products, Attention, Experts):
             values,
             new.queries,
             heads.epsilon,
-            tokens,
+            new.step_tokens,
             PARTS=parts,
             HEADS=heads.heads,
             KV_HEADS=heads.kv_heads,
@@ -210,7 +215,7 @@ class FusedKernels(Products, Attention, Experts):
             GROUP_TILE=triton.next_power_of_2(heads.heads // heads.kv_heads),
             HALF_TILE=triton.next_power_of_2(heads.head_dim // 2),
             num_warps=1 if parts > 1 else 2,  # more would load parts one after the other
-            **self.chain(tokens),
+            **self.chain(new.step_tokens),
         )
 
     def attend_new(
@@ -223,7 +228,7 @@ class FusedKernels(Products, Attention, Experts):
         out: Tensor,
     ) -> None:
         if self._ahead_attention is not None and self._ahead_attention.takes(new):
-            chained = self.chain(len(lengths))["CHAINED"]
+            chained = self.chain(new.step_tokens)["CHAINED"]
             self._ahead_attention(new, keys, values, lengths, block_tables, out, chained=chained)
             return
         self.rotate_append(new, keys, values)

@@ -1,7 +1,6 @@
 """What was measured to be fastest on an H200: how the kernels of a step are cut, and of which kind.
 
-1, 16 and 64 rows were measured (tests/bench/results/gpu-2026-11-30), for `ROW_TILES` 8, 16 and 64;
-of Llama-3-8B also 32.
+1, 16, 32 and 64 rows were measured (tests/bench/results/gpu-2026-11-30), for `ROW_TILES` 8 to 64.
 """
 
 from __future__ import annotations
@@ -92,6 +91,7 @@ _QWEN3_30B_A3B = {
     ((128, 2048), 8): Cut(features=64, step=64, splits=1, stages=8, warps=4),
     ((128, 2048), 16): Cut(features=64, step=64, splits=1, stages=8, warps=4),
     ((128, 2048), 32): Cut(features=64, step=128, splits=1, stages=3, warps=4),
+    ((128, 2048), 64): Cut(features=64, step=128, splits=1, stages=5, warps=4),
     ((151936, 2048), 8): Cut(features=64, step=128, splits=1, stages=3, warps=4),
     ((151936, 2048), 16): Cut(features=64, step=128, splits=1, stages=3, warps=4),
     ((151936, 2048), 64): Cut(features=64, step=128, splits=1, stages=3, warps=4),
@@ -136,7 +136,7 @@ HOPPER_AHEAD: Mapping[tuple[Shape, int], AheadCut] = {
         blocks=128, splits=1, warps=14, tiles=1, windows=4, stages=3, gated=True
     ),
     ((4096, 14336), 8): PrimedCut(
-        blocks=32, splits=4, warps=8, tiles=1, windows=4, stages=6, gated=False
+        blocks=32, splits=4, warps=8, tiles=1, windows=4, stages=5, gated=False
     ),
     ((5120, 2048), 8): PrimedCut(
         blocks=32, splits=4, warps=10, tiles=1, windows=4, stages=3, gated=False
@@ -144,28 +144,59 @@ HOPPER_AHEAD: Mapping[tuple[Shape, int], AheadCut] = {
     ((2048, 4096), 8): PrimedCut(
         blocks=16, splits=8, warps=8, tiles=1, windows=4, stages=4, gated=False
     ),
-    ((6144, 4096), 16): WideCut(features=96, splits=2, windows=1, stages=10, groups=1),
+    ((6144, 4096), 16): WideCut(features=96, splits=2, windows=1, stages=14, groups=1),
     ((4096, 4096), 16): WideCut(features=128, splits=4, windows=1, stages=12, groups=2),
-    ((28672, 4096), 16): WideCut(features=112, windows=1, stages=6, groups=2, gated=True),
-    ((4096, 14336), 16): WideCut(features=128, splits=4, windows=1, stages=12, groups=2),
+    ((28672, 4096), 16): WideCut(features=112, windows=1, stages=7, groups=2, gated=True),
+    ((4096, 14336), 16): WideCut(features=128, splits=4, windows=1, stages=7, groups=2),
     ((10240, 5120), 16): WideCut(features=160, splits=2, windows=2, stages=4, groups=2),
     ((5120, 8192), 16): WideCut(features=80, splits=2, windows=2, stages=9, groups=1),
     ((51200, 5120), 16): WideCut(
         features=40, windows=2, stages=9, groups=1, gated=True, blocks=128
     ),
     ((5120, 25600), 16): WideCut(features=160, splits=4, windows=2, stages=4, groups=2),
-    ((6144, 4096), 32): WideCut(features=96, splits=2, windows=1, stages=10, groups=1),
-    ((4096, 4096), 32): WideCut(features=64, splits=2, windows=2, stages=6, groups=1),
+    ((128256, 4096), 16): WideCut(features=112, windows=2, stages=7, groups=1, blocks=128),
+    ((6144, 4096), 32): WideCut(features=96, splits=2, windows=1, stages=12, groups=1),
+    ((4096, 4096), 32): WideCut(features=64, splits=2, windows=2, stages=8, groups=1),
     ((28672, 4096), 32): WideCut(
-        features=56, windows=1, stages=12, groups=1, gated=True, blocks=128
+        features=56, windows=1, stages=7, groups=1, gated=True, blocks=128
     ),
-    ((4096, 14336), 32): WideCut(features=64, splits=2, windows=2, stages=6, groups=1),
+    ((4096, 14336), 32): WideCut(features=64, splits=2, windows=2, stages=8, groups=1),
     ((6144, 4096), 64): WideCut(features=96, splits=2, windows=1, stages=10, groups=1),
     ((4096, 4096), 64): WideCut(features=64, splits=2, windows=2, stages=6, groups=1),
     ((28672, 4096), 64): WideCut(
         features=56, windows=2, stages=5, groups=1, gated=True, blocks=128
     ),
     ((4096, 14336), 64): WideCut(features=64, splits=2, windows=2, stages=6, groups=1),
+    ((10240, 5120), 32): WideCut(features=80, windows=2, stages=8, groups=2),
+    ((5120, 8192), 32): WideCut(features=80, splits=2, windows=2, stages=8, groups=2),
+    ((51200, 5120), 32): WideCut(
+        features=40, windows=2, stages=8, groups=1, gated=True, blocks=128
+    ),
+    ((5120, 25600), 32): WideCut(features=80, splits=2, windows=2, stages=8, groups=1),
+    ((10240, 5120), 64): WideCut(features=80, windows=1, stages=10, groups=2),
+    ((5120, 8192), 64): WideCut(features=80, splits=2, windows=1, stages=10, groups=2),
+    ((51200, 5120), 64): WideCut(features=200, windows=1, stages=3, groups=4, gated=True),
+    ((5120, 25600), 64): WideCut(features=160, splits=4, windows=2, stages=4, groups=2),
+    ((7680, 5120), 16): WideCut(features=64, windows=2, stages=10, groups=1),
+    ((5120, 5120), 16): WideCut(features=160, splits=4, windows=1, stages=9, groups=2),
+    ((35840, 5120), 16): WideCut(
+        features=40, windows=1, stages=10, groups=1, gated=True, blocks=112
+    ),
+    ((5120, 17920), 16): WideCut(features=80, splits=2, windows=2, stages=9, groups=1),
+    ((7680, 5120), 32): WideCut(features=120, splits=2, windows=1, stages=10, groups=2),
+    ((5120, 5120), 32): WideCut(features=80, splits=2, windows=2, stages=8, groups=2),
+    ((35840, 5120), 32): WideCut(features=160, windows=1, stages=5, groups=3, gated=True),
+    ((5120, 17920), 32): WideCut(features=160, splits=4, windows=2, stages=4, groups=2),
+    ((7680, 5120), 64): WideCut(features=120, splits=2, windows=1, stages=9, groups=2),
+    ((5120, 5120), 64): WideCut(features=80, splits=2, windows=2, stages=6, groups=2),
+    ((35840, 5120), 64): WideCut(features=160, windows=1, stages=4, groups=3, gated=True),
+    ((5120, 17920), 64): WideCut(features=160, splits=4, windows=2, stages=4, groups=2),
+    ((5120, 2048), 16): WideCut(features=160, splits=4, windows=1, stages=9, groups=2),
+    ((2048, 4096), 16): WideCut(features=128, splits=8, windows=2, stages=6, groups=2),
+    ((5120, 2048), 32): WideCut(features=80, splits=2, windows=2, stages=5, groups=2),
+    ((2048, 4096), 32): WideCut(features=64, splits=4, windows=2, stages=5, groups=1),
+    ((5120, 2048), 64): WideCut(features=80, splits=2, windows=2, stages=6, groups=2),
+    ((2048, 4096), 64): WideCut(features=64, splits=4, windows=2, stages=7, groups=1),
 }
 """In place of `HOPPER_CUTS`, in steps whose layers have no other products but a router's and its
 experts': primed ones for few rows, wide ones for more."""
@@ -196,19 +227,27 @@ as Triton's; the others differ from it in numbers only."""
 
 HOPPER_ATTENTIONS: Mapping[tuple[Heads, int], AnyAttention] = {
     ((32, 8, 128), 1): DirectCut(warps=8, resident=1, clustered=True, most=8),
-    ((32, 8, 128), 16): EvenCut(warps=4, pairs=3, resident=2),
-    ((32, 8, 128), 32): EvenCut(warps=4, pairs=3, resident=2),
-    ((32, 8, 128), 64): EvenCut(warps=4, pairs=3, resident=2),
+    ((32, 8, 128), 4): EvenCut(warps=8, pairs=4, resident=1),
+    ((32, 8, 128), 8): EvenCut(warps=4, pairs=2, resident=2),
+    ((32, 8, 128), 16): EvenCut(warps=4, pairs=2, resident=2),
+    ((32, 8, 128), 32): EvenCut(warps=4, pairs=2, resident=2),
+    ((32, 8, 128), 64): EvenCut(warps=4, pairs=2, resident=2),
     ((32, 4, 128), 1): DirectCut(warps=4, resident=3, clustered=True, most=16),
+    ((32, 4, 128), 16): EvenCut(warps=8, pairs=4, resident=1),
+    ((32, 4, 128), 32): EvenCut(warps=8, pairs=4, resident=1),
+    ((32, 4, 128), 64): EvenCut(warps=4, pairs=2, resident=2),
+    ((40, 10, 128), 16): EvenCut(warps=4, pairs=2, resident=2),
+    ((40, 10, 128), 32): EvenCut(warps=4, pairs=2, resident=2),
+    ((40, 10, 128), 64): EvenCut(warps=4, pairs=2, resident=2),
     ((64, 8, 128), 16): EvenCut(warps=8, pairs=4, resident=1),
+    ((64, 8, 128), 32): EvenCut(warps=4, pairs=2, resident=2),
+    ((64, 8, 128), 64): EvenCut(warps=4, pairs=2, resident=2),
 }
 """In place of Triton's kernels, by the most rows of decode steps whose layers' products are of
-`HOPPER_AHEAD`. 1, 16 and 64 rows were measured; at 16 of Llama's, `EvenCut(warps=8, pairs=6,
-resident=1)` takes 1 % less of a step where all rows are equally long, and 1 % more where they are
-not. Of two to eight, which have Triton's, direct attention's clusters would not all fit at once: 16
-of eight blocks at two rows, 32 of four at four, where an H200 has held 30 of four."""
+`HOPPER_AHEAD`. 1, 16, 32 and 64 rows were measured, of Llama's every even number up to 8 and every
+fourth up to 32, of equal lengths and of others."""
 
-HOPPER_NORMS: Mapping[int, Set[int]] = {5120: {16}}
+HOPPER_NORMS: Mapping[int, Set[int]] = {5120: {16, 32, 64}}
 """Row tiles of the primed norm, by a model's hidden size: Triton's computes 8,192 features for it;
 of 4,096 both take as long."""
 
@@ -249,16 +288,18 @@ def measured_choices(
     streamed, _ = measured(capability)
     if not streamed:
         return StepChoices()
-    apart = "head", "router"
-    layer = {p.shape for p in step_products(architecture) if p.name not in apart}
+    products, apart = step_products(architecture), ("head", "router")
+    reading_ahead = {
+        (p.shape, tile): cut
+        for p in products
+        for tile in ROW_TILES
+        if (cut := HOPPER_AHEAD.get((p.shape, tile))) is not None
+        and _blocks(cut, p.shape) <= processors
+    }
     ahead = {
         tile
         for tile in ROW_TILES
-        if all(
-            (cut := HOPPER_AHEAD.get((shape, tile))) is not None
-            and _blocks(cut, shape) <= processors
-            for shape in layer
-        )
+        if all((p.shape, tile) in reading_ahead for p in products if p.name not in apart)
     }
     heads = architecture.heads, architecture.kv_heads, architecture.head_dim
     mixture = (
@@ -266,10 +307,7 @@ def measured_choices(
         *(architecture.hidden_size, architecture.intermediate_size),
     )
     return StepChoices(
-        cuts={
-            **streamed,
-            **{(shape, tile): HOPPER_AHEAD[shape, tile] for shape in layer for tile in ahead},
-        },
+        cuts={**streamed, **{key: cut for key, cut in reading_ahead.items() if key[1] in ahead}},
         attentions={
             rows: cut
             for (of, rows), cut in HOPPER_ATTENTIONS.items()

@@ -17,6 +17,7 @@ from blink_persistent.engines.cuda.kernels.choices import (
     AheadCut,
     AnyCut,
     Cuts,
+    PaddedRows,
     Shape,
     row_tile,
 )
@@ -51,12 +52,14 @@ class Products:
         chained: bool,
         device: object,
         ahead: RunAhead | None = None,
+        padded: PaddedRows | None = None,
     ) -> None:
         """`shapes`: of the weights that `product` is given, [out_features, in_features].
 
-        `ahead` runs the products whose cut is an `AheadCut`.
+        `ahead` runs the products whose cut is an `AheadCut`; `padded` are the library's, but for
+        the vocabulary's.
         """
-        self._cuts, self._ahead = cuts, ahead
+        self._cuts, self._ahead, self._padded = cuts, ahead, padded or {}
         shapes = list(shapes)
         # A method of this object would make it keep itself: `FusedKernels` hands the chain on.
         self.chain = Chain(
@@ -77,24 +80,24 @@ class Products:
         )
         self._parts = torch.zeros(room, dtype=torch.float32, device=device)
 
-    def product(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-        rows, size = len(x), len(weight)
-        cut = self._cut(x, weight)
+    def product(self, x: Tensor, weight: Tensor, out: Tensor, t: int) -> Tensor:
+        size = len(weight)
+        cut = self._cut(t, weight)
         if cut is None:
-            return torch.mm(x, weight.t(), out=out)[None]
-        parts = self._parts[: cut.splits * rows * size].view(cut.splits, rows, size)
-        self._stream(x, weight, parts, size, cut, gated=False)
+            return self._library_product(x, weight, out, t)[None]
+        parts = self._parts[: cut.splits * t * size].view(cut.splits, t, size)
+        self._stream(x[:t], weight, parts, size, cut, gated=False)
         return parts
 
-    def gated_product(self, x: Tensor, weight: Tensor, room: Tensor, out: Tensor) -> None:
-        cut = self._cut(x, weight, gated=True)
+    def gated_product(self, x: Tensor, weight: Tensor, room: Tensor, out: Tensor, t: int) -> None:
+        cut = self._cut(t, weight, gated=True)
         if cut is None:
-            self.swiglu(torch.mm(x, weight.t(), out=room), out)
+            self.swiglu(self._library_product(x, weight, room, t), out[:t])
         else:
-            self._stream(x, weight, out, out.shape[1], cut, gated=True)
+            self._stream(x[:t], weight, out[:t], out.shape[1], cut, gated=True)
 
     def vocabulary_product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        cut = self._cut(x, weight)
+        cut = self._cut(len(x), weight)
         if cut is None:
             library_logits(x, weight, out)
         else:
@@ -108,8 +111,15 @@ class Products:
             gate_up, out, SIZE=size, TILE=tile, **self.chain(tokens)
         )  # fmt: skip
 
-    def _cut(self, x: Tensor, weight: Tensor, *, gated: bool = False) -> AnyCut | None:
-        tile = row_tile(len(x))
+    def _library_product(self, x: Tensor, weight: Tensor, out: Tensor, t: int) -> Tensor:
+        """The first t rows, computed with some behind them where that is faster and they exist."""
+        rows = self._padded.get((*weight.shape,), {}).get(t, t)
+        if rows > min(len(x), len(out)):
+            rows = t
+        return torch.mm(x[:rows], weight.t(), out=out[:rows])[:t]
+
+    def _cut(self, rows: int, weight: Tensor, *, gated: bool = False) -> AnyCut | None:
+        tile = row_tile(rows)
         cut = None if tile is None else self._cuts.get(((*weight.shape,), tile))
         # Gate with up, and another weight of the model, may have the same shape.
         return None if isinstance(cut, AheadCut) and cut.gated != gated else cut

@@ -7,7 +7,7 @@ on the device only, so that a captured graph serves whatever the scheduler fills
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -36,7 +36,8 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Projected:
-    """Queries, keys and values of a step's tokens as the product left them, and their places."""
+    """Queries, keys and values as the product left them, and their places: of a step's tokens, or
+    of some of them."""
 
     qkv: Tensor  # [parts, t, (heads + 2 * kv_heads) * head_dim], without the bias
     heads: Heads
@@ -44,6 +45,21 @@ class Projected:
     positions: Tensor  # int32 [t]
     entries: Tensor  # int32 [t], -1: not to be appended
     queries: Tensor  # [t, heads * head_dim], room for the rotated ones
+
+    @property
+    def step_tokens(self) -> int:
+        """Of the whole step: as many as a part holds, whichever of them these are."""
+        return int(self.qkv.stride(0) // self.qkv.shape[2])
+
+    def only(self, tokens: slice) -> Projected:
+        """Some of these tokens, in the same memory."""
+        return replace(
+            self,
+            qkv=self.qkv[:, tokens],
+            positions=self.positions[tokens],
+            entries=self.entries[tokens],
+            queries=self.queries[tokens],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +90,19 @@ class Kernels(Protocol):
     Weights are [out_features, in_features].
     """
 
-    def product(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-        """x [t, in_features] times `weight`, as parts to be added: [parts, t, out_features].
+    def product(self, x: Tensor, weight: Tensor, out: Tensor, t: int) -> Tensor:
+        """t rows of x times `weight`, as parts to be added: [parts, t, out_features].
 
-        The parts lie in `out` [t, out_features] or in memory of the kernels' own, until the next
-        product.
+        The parts lie in `out` or in memory of the kernels' own, until the next product. x
+        [t or more, in_features] and `out` [t or more, out_features] are all that there is room for:
+        rows behind the first t may be read, whatever they hold, and those of `out` written.
         """
         ...
 
-    def gated_product(self, x: Tensor, weight: Tensor, room: Tensor, out: Tensor) -> None:
-        """out = silu(gate) * up, where the halves of `weight` give gate and up of x.
+    def gated_product(self, x: Tensor, weight: Tensor, room: Tensor, out: Tensor, t: int) -> None:
+        """t rows of out = silu(gate) * up, where the halves of `weight` give gate and up of x.
 
-        `room` [t, 2 * out_features] may be written.
+        `room` [t or more, 2 * out_features] may be written; of x and `out` see `product`.
         """
         ...
 

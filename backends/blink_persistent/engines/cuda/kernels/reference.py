@@ -17,11 +17,11 @@ from blink_persistent.engines.cuda.kernels.protocol import ExpertRoom, Projected
 class ReferenceKernels:
     """Fulfils `Kernels`."""
 
-    def product(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-        return torch.mm(x, weight.t(), out=out)[None]
+    def product(self, x: Tensor, weight: Tensor, out: Tensor, t: int) -> Tensor:
+        return torch.mm(x[:t], weight.t(), out=out[:t])[None]
 
-    def gated_product(self, x: Tensor, weight: Tensor, room: Tensor, out: Tensor) -> None:
-        self.swiglu(torch.mm(x, weight.t(), out=room), out)
+    def gated_product(self, x: Tensor, weight: Tensor, room: Tensor, out: Tensor, t: int) -> None:
+        self.swiglu(torch.mm(x[:t], weight.t(), out=room[:t]), out[:t])
 
     def vocabulary_product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         library_logits(x, weight, out)

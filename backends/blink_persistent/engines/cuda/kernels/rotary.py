@@ -54,7 +54,10 @@ def rotate_append(
     HALF_TILE: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    """`qkv` is [PARTS, rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM], added part by part."""
+    """`qkv` is [PARTS, rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM], added part by part.
+
+    The tokens may be some of a part's rows, one after the other: all arrays begin with the first.
+    """
     join_chain(CHAINED)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     HALF: tl.constexpr = HEAD_DIM // 2
