@@ -115,7 +115,7 @@ def test_a_mixture_of_experts_has_kernels_of_its_own_for_one_token() -> None:
             **{"qkv": kind, "output": kind},
             **{"router": Cut, "head": Cut},
         }
-    assert set(found.attentions) == {1, 16, 32, 64}
+    assert set(found.attentions) == {1, 8, 16, 32, 64}
     assert found.one_token_experts is not None
     likely = likely_choices(qwen, found)
     assert likely.one_token_experts == found.one_token_experts

@@ -150,7 +150,7 @@ def mixed_attention(gpu: Told, model: str, tokens: int, rows: int) -> list[str]:
     return [name for name in gpu.names if not name.startswith(others)]
 
 
-BEGIN, TRITONS = ["locate_decode", "embed_norm"], ["rotate_append", "attend_split"]
+BEGIN = ["locate_decode", "embed_norm"]
 LLAMA = {
     1: [
         *("blink_product_6_1_8_4_7", "blink_cluster_8_128_1", "blink_product_16_1_8_4_3"),
@@ -186,7 +186,7 @@ QWEN_30B = {
         *("norm_scores", "blink_expert_gate", "blink_expert_sum", "add_norm"),
     ],
     8: [
-        *("blink_product_10_1_8_4_3", *TRITONS, "combine_splits", "blink_product_8_1_8_4_4"),
+        *("blink_product_10_1_8_4_3", "blink_even_8_128_4_1", "blink_product_8_1_8_4_4"),
         *("add_norm", "stream_product", "choose_experts", "sort_pairs"),
         *("grouped_product", "grouped_product", "add_norm"),
     ],

@@ -233,6 +233,7 @@ HOPPER_ATTENTIONS: Mapping[tuple[Heads, int], AnyAttention] = {
     ((32, 8, 128), 32): EvenCut(warps=4, pairs=2, resident=2),
     ((32, 8, 128), 64): EvenCut(warps=4, pairs=2, resident=2),
     ((32, 4, 128), 1): DirectCut(warps=4, resident=3, clustered=True, most=16),
+    ((32, 4, 128), 8): EvenCut(warps=8, pairs=4, resident=1),
     ((32, 4, 128), 16): EvenCut(warps=8, pairs=4, resident=1),
     ((32, 4, 128), 32): EvenCut(warps=8, pairs=4, resident=1),
     ((32, 4, 128), 64): EvenCut(warps=4, pairs=2, resident=2),
@@ -244,8 +245,8 @@ HOPPER_ATTENTIONS: Mapping[tuple[Heads, int], AnyAttention] = {
     ((64, 8, 128), 64): EvenCut(warps=4, pairs=2, resident=2),
 }
 """In place of Triton's kernels, by the most rows of decode steps whose layers' products are of
-`HOPPER_AHEAD`. 1, 16, 32 and 64 rows were measured, of Llama's every even number up to 8 and every
-fourth up to 32, of equal lengths and of others."""
+`HOPPER_AHEAD`. 1, 16, 32 and 64 rows were measured, of equal lengths; for 2 to 8 rows 2, 4 and 8;
+of Llama's every fourth number up to 32, and other lengths, too."""
 
 HOPPER_NORMS: Mapping[int, Set[int]] = {5120: {16, 32, 64}}
 """Row tiles of the primed norm, by a model's hidden size: Triton's computes 8,192 features for it;
@@ -253,7 +254,7 @@ of 4,096 both take as long."""
 
 HOPPER_EXPERTS: Mapping[Mixture, OneTokenCut] = {
     (128, 8, 2048, 768): OneTokenCut(
-        gate=PrimedCut(blocks=16, warps=6, stages=5, gated=True), sum_stages=2, scored=4
+        gate=PrimedCut(blocks=16, warps=6, stages=5, gated=True), sum_stages=2, scored=2
     ),
 }
 """Of steps of one token whose layers' other products are of `HOPPER_AHEAD`. A gate's block takes
