@@ -1,5 +1,6 @@
-"""A small model of SmolLM2's width on the engine `cuda`, its graphs driven by a host thread: for
-tools that watch a whole process; run by the test beside it.
+"""A small model on the engine `cuda`, its graphs driven by a host thread: for tools that watch a
+whole process; run by the test beside it. It is of SmolLM2's width, or, for what is likely the
+fastest where nothing was measured, of Qwen3-0.6B's.
 
 engine_run.py DIRECTORY DECODE_KERNELS
 """
@@ -19,16 +20,23 @@ from blink_persistent.testing.scripted_request import ScriptedRequest
 from blink_persistent.testing.scripted_shape import ScriptedShape
 from blink_server.testing.memory_checkpoint import random_checkpoint, tiny_architecture
 
-MODEL = tiny_architecture(
-    hidden_size=576, intermediate_size=1536, heads=9, kv_heads=3, head_dim=64,
-    vocabulary_size=1000, context_length=256,
-)  # fmt: skip
+WIDTHS = {
+    "measured": {
+        **{"hidden_size": 576, "intermediate_size": 1536},
+        **{"heads": 9, "kv_heads": 3, "head_dim": 64},
+    },
+    "likely": {
+        **{"hidden_size": 1024, "intermediate_size": 3072},
+        **{"heads": 16, "kv_heads": 8, "head_dim": 128},
+    },
+}
 SHAPE = ScriptedShape(max_rows=8, context_length=256, vocabulary_size=1000)
 
 
 def main() -> None:
     directory, decode_kernels = Path(sys.argv[1]), sys.argv[2]
-    checkpoint = random_checkpoint(MODEL, seed=9)
+    model = tiny_architecture(**WIDTHS[decode_kernels], vocabulary_size=1000, context_length=256)
+    checkpoint = random_checkpoint(model, seed=9)
     for name, tensor in checkpoint.tensors.items():
         checkpoint.tensors[name] = torch.from_numpy(tensor).bfloat16().float().numpy()
     write_weights(checkpoint, directory / "model.safetensors")
@@ -46,7 +54,7 @@ def main() -> None:
         harness.wait_for_ends(requests)
         plain = checkpoint.dequantized()
         for slot, request in requests.items():
-            check_greedy(MODEL, plain, request.prompt, harness.output(slot))
+            check_greedy(model, plain, request.prompt, harness.output(slot))
     print("all answers are right")
 
 

@@ -71,10 +71,10 @@ def distance(found: Any, expected: Any) -> float:
     return float(difference.nan_to_num(nan=torch.inf))
 
 
-@pytest.fixture(params=["measured", "primed_products"])
+@pytest.fixture(params=["measured", "likely"])
 def decode_kernels(request: pytest.FixtureRequest) -> str:
     """The engine's option."""
-    if request.param == "primed_products" and torch.cuda.get_device_capability(0) != (9, 0):
+    if request.param == "likely" and torch.cuda.get_device_capability(0) != (9, 0):
         pytest.skip("primed kernels are for compute capability 9.0")
     return str(request.param)
 
@@ -87,7 +87,7 @@ def make_kernels(decode_kernels: str) -> Iterator[Callable[[Any], FusedKernels]]
 
         def make(architecture: Any) -> FusedKernels:
             chosen: dict[str, Any] = {}
-            if decode_kernels == "primed_products":
+            if decode_kernels == "likely":
                 cuts: dict[int, AnyAttention] = {1: DirectCut(clustered=True), 8: EVEN}
                 chosen = {
                     "cuts": likely_cuts(architecture),

@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("decode_kernels", ["measured", "primed_products"])
+@pytest.mark.parametrize("decode_kernels", ["measured", "likely"])
 def test_a_small_model_is_clean(tmp_path: Path, decode_kernels: str) -> None:
     said = run_under("memcheck", "engine_run.py", str(tmp_path), decode_kernels)
     assert "all answers are right" in said

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 import triton
-from ahead_choices import OneByOne, attentions_for, wide_candidates, with_other_stages
+from ahead_choices import OneByOne, attentions_for, wide_offers, with_other_stages
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
@@ -291,7 +291,7 @@ class Search:
     def vocabulary(self) -> None:
         head, tile = self.product["head"], row_tile(self.rows)
         assert tile is not None
-        for cut in wide_candidates(head.shape, tile, gated=False, in_parts=False):
+        for cut in wide_offers(head.shape, tile, gated=False, in_parts=False):
             self.attempt("head", cut)
 
     def stages(self) -> None:
@@ -326,9 +326,7 @@ class Search:
         assert tile is not None
         yield None
         yield from candidates(name, product.shape)
-        yield from wide_candidates(
-            product.shape, tile, gated=product.gated, in_parts=product.in_parts
-        )
+        yield from wide_offers(product.shape, tile, gated=product.gated, in_parts=product.in_parts)
 
     def products(self) -> None:
         """The best two cuts of each product alone, and the library's, then in the step."""

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ahead_choices import OneByOne, attentions_for, wide_candidates
+from ahead_choices import OneByOne, attentions_for, wide_offers
 from engine_choices import (
     MAX_ROWS,
     MODELS,
@@ -100,7 +100,7 @@ class Contest:
         self.tile = tile
         self.products = step_products(bench.shape)
         self.wide = {
-            product: wide_candidates(
+            product: wide_offers(
                 product.shape, tile, gated=product.gated, in_parts=product.in_parts
             )
             for product in self.products

@@ -25,7 +25,7 @@ from typing import Any
 import engine_choices as choices
 import torch
 import triton
-from ahead_choices import OneByOne, attentions_for, wide_candidates, with_other_stages
+from ahead_choices import OneByOne, attentions_for, wide_offers, with_other_stages
 from cuda.bindings import driver
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction, compute_cache_key
@@ -206,7 +206,7 @@ def compile_code_choices(shape: Architecture, gpu: Gpu) -> None:
             parts = {"gated": product.gated, "in_parts": product.in_parts}
             known = measured_choices(shape, HOPPER).cuts.get((product.shape, tile))
             stages = with_other_stages(known, tile) if isinstance(known, AheadCut) else []
-            for cut in (*wide_candidates(product.shape, tile, **parts), *stages):
+            for cut in (*wide_offers(product.shape, tile, **parts), *stages):
                 ahead.load(cut, tile)
         for attention in attentions_for(shape, tile):
             load_attentions(gpu, {attention}, shape)

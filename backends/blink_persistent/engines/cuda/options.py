@@ -5,8 +5,8 @@ random ones need model, a name of `ARCHITECTURES`, and no file. dtype: of weight
 KV entries, "bfloat16". block_size: KV entries of a block.
 block_count: blocks of KV memory, the null block included; by default what memory is left. capture:
 "all" graphs before the version is ready, or a coarse part of the grid, and the rest in the
-"background" of the requests. decode_kernels: "measured", those that were fastest, or
-"primed_products", primed ones in all steps of few rows. device, scheduler: see `place.py`.
+"background" of the requests. decode_kernels: "measured", those that were fastest, or "likely",
+what is likely the fastest where nothing was measured, too. device, scheduler: see `place.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT_BLOCK_SIZE = 64
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 _SOURCES = ("file", "random")
 _CAPTURES = ("all", "background")
-_DECODE_KERNELS = ("measured", "primed_products")
+_DECODE_KERNELS = ("measured", "likely")
 _NAMES = (
     *("name", *PLACE_OPTIONS),
     *("file", "weights", "model", "dtype", "block_size", "block_count", "capture"),
@@ -48,7 +48,7 @@ class CudaOptions:
     block_size: int
     block_count: int | None
     in_background: bool = False  # most graphs are captured
-    primed_products: bool = False
+    likely_kernels: bool = False
 
 
 def read_options(version: ModelVersion) -> CudaOptions:
@@ -70,7 +70,7 @@ def checked_options(version: ModelVersion, architecture: Architecture) -> CudaOp
         block_size=given.get("block_size", DEFAULT_BLOCK_SIZE),
         block_count=given.get("block_count"),
         in_background=given.get("capture") == "background",
-        primed_products=given.get("decode_kernels") == "primed_products",
+        likely_kernels=given.get("decode_kernels") == "likely",
     )
 
 

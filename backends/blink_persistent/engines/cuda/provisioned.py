@@ -22,7 +22,7 @@ from blink_persistent.engines.cuda.kernels.ahead_products import ahead_on
 from blink_persistent.engines.cuda.kernels.choices import StepChoices
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.hopper import measured_choices
-from blink_persistent.engines.cuda.kernels.likely_cuts import likely_choices
+from blink_persistent.engines.cuda.kernels.likely_choices import likely_choices
 from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
 from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
 from blink_persistent.engines.cuda.library import leave_multiprocessors, load_products
@@ -197,12 +197,12 @@ def step_choices(options: CudaOptions, capability: tuple[int, int], processors: 
     """The kernels that the options ask for, on a GPU of that compute capability, with so many
     multiprocessors for them."""
     known = measured_choices(options.architecture, capability, processors)
-    if not options.primed_products:
+    if not options.likely_kernels:
         return known
     if capability[0] not in PRIMED:
-        log.warning("primed kernels are left out: they are not for GPUs like sm_%d%d", *capability)
+        log.warning("kernels that read ahead are not for GPUs like sm_%d%d", *capability)
         return known
-    return likely_choices(options.architecture, known)
+    return likely_choices(options.architecture, known, capability, processors)
 
 
 def _load(

@@ -56,7 +56,7 @@ def version(
         (
             {**RANDOM, "decode_kernels": "primed"},
             "engine.decode_kernels",
-            "must be one of measured, primed_products",
+            "must be one of measured, likely",
         ),
         ({**RANDOM, "speed": 1}, "engine.speed", "use one of"),
         ({}, "", "is missing: import the model"),

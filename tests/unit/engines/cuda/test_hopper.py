@@ -25,12 +25,7 @@ from blink_persistent.engines.cuda.kernels.hopper import (
     measured,
     measured_choices,
 )
-from blink_persistent.engines.cuda.kernels.likely_cuts import (
-    LIKELY_TILES,
-    SHARED_BYTES,
-    likely_choices,
-    step_products,
-)
+from blink_persistent.engines.cuda.kernels.likely_cuts import SHARED_BYTES, step_products
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
 from blink_persistent.engines.cuda.kernels.wide_cut import ALIGNMENT, WideCut
 
@@ -117,8 +112,6 @@ def test_a_mixture_of_experts_has_kernels_of_its_own_for_one_token() -> None:
         }
     assert set(found.attentions) == {1, 8, 16, 32, 64}
     assert found.one_token_experts is not None
-    likely = likely_choices(qwen, found)
-    assert likely.one_token_experts == found.one_token_experts
     smaller = measured_choices(qwen, HOPPER, 113)
     assert not smaller.attentions
     assert smaller.one_token_experts is None
@@ -156,13 +149,3 @@ def test_no_product_that_reads_ahead_has_more_blocks_than_multiprocessors() -> N
         assert set(kinds(found, LLAMA, tile).values()) == {Cut}
     assert not found.attentions
     assert measured_choices(LLAMA, HOPPER, 128) == measured_choices(LLAMA, HOPPER)
-
-
-def test_what_is_likely_is_for_few_rows_and_beside_what_was_measured() -> None:
-    known = measured_choices(LLAMA, HOPPER)
-    found = likely_choices(LLAMA, known)
-    for tile in ROW_TILES:
-        of = set(kinds(found, LLAMA, tile).values())
-        assert of == ({PrimedCut} if tile in LIKELY_TILES else {Cut, WideCut})
-    assert set(found.attentions) == {32, 64}
-    assert set(found.norms) <= set(LIKELY_TILES)

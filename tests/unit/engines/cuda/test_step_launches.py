@@ -218,13 +218,29 @@ def test_few_rows_have_the_products_of_one_and_even_shares(
     assert launches(gpu, "llama-3-8b", rows) == [*BEGIN, qkv, f"blink_even_{attention}", *rest]
 
 
-@pytest.mark.parametrize("model", ["llama-3-8b", "phi-4"])
-def test_what_is_likely_can_be_asked_for(gpu: Told, model: str) -> None:
-    for rows in (1, 16, 64):
-        found = launches(gpu, model, rows, primed_products=True)
-        products = sum(name.startswith(("blink_product", "blink_gated")) for name in found)
-        assert products == (0 if rows == 64 else 5)
-        assert any(name.startswith("attend_split") for name in found) != (rows == 64)
+LIKELY = {
+    1: ("blink_product", "blink_even_8_128_4_1", "blink_gated"),
+    8: ("blink_product", "blink_even_4_128_2_2", "blink_gated"),
+    16: ("blink_wide_", "blink_even_4_128_2_2", "blink_wide_gated"),
+    64: ("blink_wide_", "blink_even_4_128_2_2", "blink_wide_gated"),
+}
+
+
+@pytest.mark.parametrize("model", ["qwen3-8b", "qwen2.5-7b"])
+@pytest.mark.parametrize("rows", LIKELY)
+def test_what_is_likely_can_be_asked_for(gpu: Told, model: str, rows: int) -> None:
+    product, attention, gated = LIKELY[rows]
+    kinds = [product, attention, product, "add_norm", gated, product, "add_norm"]
+    found = launches(gpu, model, rows, likely_kernels=True)
+    assert len(found) == len(BEGIN) + len(kinds) + 1
+    for name, kind in zip(found, [*BEGIN, *kinds, "stream_product"], strict=True):
+        assert name.startswith(kind)
+        assert not name.endswith("alone")
+
+
+def test_what_was_measured_is_likely_the_fastest(gpu: Told) -> None:
+    for model in ("llama-3-8b", "smollm2-135m", "qwen3-30b-a3b", "phi-4"):
+        assert launches(gpu, model, 1, likely_kernels=True) == launches(gpu, model, 1)
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (12, 0)])
@@ -236,12 +252,12 @@ def test_gpus_with_less_shared_memory_have_no_primed_kernels(
         file=None,
         block_size=BLOCK_SIZE,
         block_count=None,
-        primed_products=True,
+        likely_kernels=True,
     )
     assert step_choices(asked, (10, 0), PROCESSORS).cuts
     assert not caplog.messages
     assert step_choices(asked, capability, PROCESSORS) == StepChoices()
-    assert "primed kernels are left out" in caplog.text
+    assert "kernels that read ahead are not for GPUs like sm_" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,7 @@ def measured_choices(
         for p in products
         for tile in ROW_TILES
         if (cut := HOPPER_AHEAD.get((p.shape, tile))) is not None
-        and _blocks(cut, p.shape) <= processors
+        and blocks_of(cut, p.shape) <= processors
     }
     ahead = {
         tile
@@ -319,7 +319,7 @@ def measured_choices(
     )
 
 
-def _blocks(cut: AheadCut, shape: Shape) -> int:
+def blocks_of(cut: AheadCut, shape: Shape) -> int:
     """Of a product with such a weight, at most one a multiprocessor."""
     if isinstance(cut, PrimedCut):
         return cut.blocks * cut.splits

@@ -9,9 +9,9 @@ products (tests/bench/results/gpu-2026-11-30): errors of 5 %. Of `primed_candida
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Shape, StepChoices
+from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Shape
 from blink_persistent.engines.cuda.kernels.primed_cut import WINDOW, PrimedCut, stage_bytes
 from blink_server.importers.checkpoint import Architecture
 
@@ -131,22 +131,6 @@ def likely_cuts(architecture: Architecture) -> dict[tuple[Shape, int], PrimedCut
             if cut is not None:
                 found.setdefault((product.shape, tile), cut)
     return found
-
-
-def likely_choices(architecture: Architecture, known: StepChoices) -> StepChoices:
-    """`known`, but for `LIKELY_TILES`: primed products, Triton's attention, and the norm that was
-    best beside such products.
-    """
-    cuts = likely_cuts(architecture)
-    return replace(
-        known,
-        cuts={**known.cuts, **{key: cut for key, cut in cuts.items() if key[1] in LIKELY_TILES}},
-        attentions={
-            rows: cut for rows, cut in known.attentions.items() if rows > max(LIKELY_TILES)
-        },
-        norms={tile for tile in known.norms if tile not in LIKELY_TILES}
-        | {tile for tile in LIKELY_TILES if tile > ROW_TILES[0]},
-    )
 
 
 @dataclass(frozen=True, slots=True)
