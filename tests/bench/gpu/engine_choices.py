@@ -9,7 +9,9 @@ from memory, the engine's own chained as in a step; each result is compared with
 "step": a whole decode step but for the sampler. Choices are made greedily: the best three cuts of
 each product are tried in the step, streamed or, from 16 rows, wide, then the attention's tilings,
 then attention and norm in CUDA C++, then the stages of products that read ahead; each keeps what
-won before it. What is printed last are lines of the tables in kernels/hopper.py.
+won before it. With --known the tables' products that read ahead are taken, of more rows where these
+have none; the vocabulary's, attention, norm and stages are chosen. What is printed last are lines
+of the tables in kernels/hopper.py.
 """
 
 from __future__ import annotations
@@ -329,7 +331,7 @@ class Search:
         yield from wide_offers(product.shape, tile, gated=product.gated, in_parts=product.in_parts)
 
     def products(self) -> None:
-        """The best two cuts of each product alone, and the library's, then in the step."""
+        """Each alone, cut in every way and the library's; the best three then in the step."""
         best = {}
         for name in self.bench.names:
             tried = self.offers(name)
@@ -375,7 +377,7 @@ def main() -> None:
     parser.add_argument("--model", action="append", help=f"by default {', '.join(MODELS)}")
     parser.add_argument("--rows", type=int, action="append")
     parser.add_argument(
-        "--known", action="store_true", help="only attention and stages, from the tables on"
+        "--known", action="store_true", help="with the layers' products of the tables, if any"
     )
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)

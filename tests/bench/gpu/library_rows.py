@@ -23,13 +23,12 @@ import torch
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels.choices import Shape
 from blink_persistent.engines.cuda.kernels.hopper_library import faster_rows
-from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
+from blink_persistent.engines.cuda.kernels.likely_cuts import APART, step_products
 from blink_persistent.engines.cuda.library import leave_multiprocessors, load_products
 from blink_persistent.engines.cuda.provisioned import SCHEDULERS_PROCESSORS
 
 MODELS = ("llama-3-8b", "phi-4", "qwen3-32b", "qwen3-30b-a3b")
 ROWS = (*range(72, 1089, 8), *range(1104, 2113, 16))
-APART = ("router", "head")  # they have fewer rows, or float32 results
 WEIGHTS, BYTES = (2, 12), 600e6  # least and most of a graph, and how many fill the cache often
 REPLAYS = 3
 

@@ -201,10 +201,11 @@ def compile_code(shape: Architecture, gpu: Gpu) -> None:
 def compile_code_choices(shape: Architecture, gpu: Gpu) -> None:
     """What of engine_choices.py's is CUDA C++."""
     ahead = OneByOne(gpu)
+    cuts = measured_choices(shape, HOPPER).cuts
     for tile in sorted({tile for rows in choices.ROWS if (tile := row_tile(rows))}):
         for product in step_products(shape):
             parts = {"gated": product.gated, "in_parts": product.in_parts}
-            known = measured_choices(shape, HOPPER).cuts.get((product.shape, tile))
+            known = cuts.get((product.shape, tile))
             stages = with_other_stages(known, tile) if isinstance(known, AheadCut) else []
             for cut in (*wide_offers(product.shape, tile, **parts), *stages):
                 ahead.load(cut, tile)

@@ -26,13 +26,14 @@ from blink_persistent.engines.cuda.kernels.hopper import (
     measured_choices,
 )
 from blink_persistent.engines.cuda.kernels.likely_cuts import SHARED_BYTES, step_products
+from blink_persistent.engines.cuda.kernels.likely_wide import MOST_SHARED_BYTES
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
 from blink_persistent.engines.cuda.kernels.wide_cut import ALIGNMENT, WideCut
 
 HOPPER = (9, 0)
 LLAMA = ARCHITECTURES["llama-3-8b"]
-MOST_SHARED_BYTES = 227 << 10  # that a block may have
 MEASURED = ("llama-3-8b", "qwen3-32b", "qwen3-30b-a3b", "phi-4")
+EVEN = {16, 32, 64}  # rows that have even shares where nothing is chained, too
 
 
 def kinds(choices: StepChoices, shape: Any, rows: int) -> dict[str, type]:
@@ -113,10 +114,21 @@ def test_a_mixture_of_experts_has_kernels_of_its_own_for_one_token() -> None:
     assert set(found.attentions) == {1, 8, 16, 32, 64}
     assert found.one_token_experts is not None
     smaller = measured_choices(qwen, HOPPER, 113)
-    assert not smaller.attentions
+    assert set(smaller.attentions) == EVEN
     assert smaller.one_token_experts is None
     assert measured_choices(replace(qwen, experts_per_token=4), HOPPER).one_token_experts is None
     assert measured_choices(LLAMA, HOPPER).one_token_experts is None
+
+
+def test_where_a_router_is_the_librarys_nothing_reads_ahead() -> None:
+    """It would break the chain. Queries, output and heads are Llama's."""
+    other = replace(LLAMA, experts=8, experts_per_token=2)
+    found = measured_choices(other, HOPPER)
+    for rows in (1, 16, 64):
+        of = kinds(found, other, rows)
+        assert of.pop("router") is type(None)
+        assert set(of.values()) == {Cut}
+    assert set(found.attentions) == EVEN
 
 
 def test_a_vocabulary_that_was_not_measured_is_the_librarys_and_the_rest_as_measured() -> None:
@@ -135,7 +147,7 @@ def test_a_layer_of_which_not_all_is_measured_has_none_that_read_ahead() -> None
         **{"qkv": Cut, "output": Cut},
         **{"gate_up": missing, "down": missing, "head": missing},
     }
-    assert not found.attentions
+    assert set(found.attentions) == EVEN
 
 
 def test_nothing_is_known_of_another_gpu() -> None:
@@ -147,5 +159,5 @@ def test_no_product_that_reads_ahead_has_more_blocks_than_multiprocessors() -> N
     found = measured_choices(LLAMA, HOPPER, 113)  # an H100 for PCI Express has 114
     for tile in ROW_TILES:
         assert set(kinds(found, LLAMA, tile).values()) == {Cut}
-    assert not found.attentions
+    assert set(found.attentions) == EVEN
     assert measured_choices(LLAMA, HOPPER, 128) == measured_choices(LLAMA, HOPPER)

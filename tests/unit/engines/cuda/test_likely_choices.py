@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, StepChoices, row_tile
+from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Cut, StepChoices, row_tile
+from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
-from blink_persistent.engines.cuda.kernels.hopper import blocks_of, measured_choices
-from blink_persistent.engines.cuda.kernels.likely_choices import APART, likely_choices
-from blink_persistent.engines.cuda.kernels.likely_cuts import LIKELY_TILES, step_products
+from blink_persistent.engines.cuda.kernels.hopper import HOPPER_AHEAD, blocks_of, measured_choices
+from blink_persistent.engines.cuda.kernels.likely_choices import likely_choices
+from blink_persistent.engines.cuda.kernels.likely_cuts import APART, LIKELY_TILES, step_products
 from blink_persistent.engines.cuda.kernels.likely_wide import (
     MOST_SHARED_BYTES,
     likely_wide_cut,
@@ -29,7 +30,7 @@ from blink_server.importers.checkpoint import Architecture
 HOPPER, PROCESSORS = (9, 0), 131
 RESULTS = Path(__file__).parents[3] / "bench/results/gpu-2026-11-30/engine"
 LINE = re.compile(r"(\S+) product (\d+) (qkv|output|gate_up|down) ([\d.]+) (\{.*'groups'.*\})")
-QWEN = ARCHITECTURES["qwen3-8b"]
+QWEN, MIXTURE = ARCHITECTURES["qwen3-8b"], ARCHITECTURES["qwen3-30b-a3b"]
 
 
 def likely(architecture: Architecture, capability: tuple[int, int] = HOPPER) -> StepChoices:
@@ -95,9 +96,41 @@ def test_few_rows_have_primed_products_and_more_have_wide_ones() -> None:
             cut = found.cuts[product.shape, tile]
             if product.name not in APART:
                 assert isinstance(cut, PrimedCut if tile == ROW_TILES[0] else WideCut)
-    assert set(found.attentions) == {4, *ROW_TILES}
-    assert all(isinstance(cut, EvenCut) for cut in found.attentions.values())
+    assert set(found.attentions) == {1, 4, *ROW_TILES}
+    for rows, attention in found.attentions.items():
+        assert isinstance(attention, DirectCut if rows == 1 else EvenCut)
     assert not found.norms
+
+
+def test_weights_that_were_measured_in_another_model_are_cut_so() -> None:
+    found = likely(QWEN)
+    same = {key for key in HOPPER_AHEAD if key[0] in {p.shape for p in step_products(QWEN)}}
+    assert len(same) == 2 * len(ROW_TILES), "queries and output are Llama-3-8B's"
+    assert all(found.cuts[key] == HOPPER_AHEAD[key] for key in same)
+
+
+@pytest.mark.parametrize("experts", [64, 256])
+def test_a_router_is_streamed_so_that_the_step_is_chained(experts: int) -> None:
+    other = replace(MIXTURE, hidden_size=2560, experts=experts)
+    found = likely(other)
+    for tile in ROW_TILES:
+        of = {p.name: found.cuts[p.shape, tile] for p in step_products(other)}
+        assert isinstance(of["router"], Cut)
+        assert of["router"].fits(experts, 2560)
+        assert not isinstance(of["qkv"], Cut)
+
+
+@pytest.mark.parametrize("experts", [8, 60])
+def test_where_it_cannot_be_nothing_reads_ahead(experts: int) -> None:
+    other = replace(MIXTURE, hidden_size=2560, experts=experts)
+    assert likely(other) == measured_choices(other, HOPPER, PROCESSORS)
+
+
+def test_gate_and_up_of_the_shape_of_queries_keep_a_layer_as_it_was() -> None:
+    """One cut cannot be for both."""
+    queries = (QWEN.heads + 2 * QWEN.kv_heads) * QWEN.head_dim
+    other = replace(QWEN, intermediate_size=queries // 2)
+    assert likely(other) == measured_choices(other, HOPPER, PROCESSORS)
 
 
 def test_an_odd_hidden_size_has_the_primed_norm() -> None:
@@ -105,9 +138,16 @@ def test_an_odd_hidden_size_has_the_primed_norm() -> None:
     assert likely(odd).norms == set(ROW_TILES[1:])
 
 
-def test_heads_that_are_too_large_have_tritons_attention() -> None:
-    found = likely(replace(QWEN, head_dim=256, heads=16, kv_heads=4))
+@pytest.mark.parametrize(
+    "heads",
+    [{"head_dim": 256, "heads": 16, "kv_heads": 4}, {"head_dim": 80}, {"kv_heads": 2}],
+    ids=["large", "odd", "large groups"],
+)
+def test_other_heads_have_tritons_attention(heads: dict[str, int]) -> None:
+    other = replace(QWEN, **heads)
+    found = likely(other)
     assert not found.attentions
+    assert all((p.shape, 16) in found.cuts for p in step_products(other))
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "qwen3-32b", "qwen3-30b-a3b", "phi-4"])

@@ -14,6 +14,7 @@ from blink_persistent.engines.cuda.kernels.ahead_products import no_ahead
 from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, AheadCut, Cut
 from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel
 from blink_persistent.engines.cuda.kernels.products import Products
+from blink_persistent.engines.cuda.kernels.protocol import Projected
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.kernels.wide_cut import WideCut, WideKernel
 from blink_persistent.testing.primed_host import HostProducts, Way
@@ -134,6 +135,25 @@ def test_the_library_multiplies_more_rows_than_there_are(
         assert close(parts[0], exact)
     assert into[rows:written].isnan().all()
     assert (into[written:] == -3).all()
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("cut", [PLAIN, WHOLE, None], ids=["parts", "one part", "library"])
+def test_some_of_a_projections_tokens_know_how_many_the_step_has(
+    cut: PrimedCut | None, rows: int
+) -> None:
+    """Also of one part and of one row, where only the stride can tell."""
+    padded = {(SIZE, DEPTH): {rows: rows + 1}}
+    made = Products([], {}, chained=False, device="cpu", padded=padded)
+    if cut is not None:
+        made, _ = products((SIZE, DEPTH), cut)
+    x, weight = operands(9, SIZE)
+    nothing: Any = None
+    places = torch.zeros(rows, dtype=torch.int32)
+    qkv = made.product(x, weight, torch.empty(9, SIZE).bfloat16(), rows)
+    step = Projected(qkv, nothing, nothing, places, places, torch.empty(rows, SIZE))
+    for tokens in (slice(None), slice(1), slice(rows - 1, None)):
+        assert step.only(tokens).step_tokens == rows
 
 
 @pytest.mark.parametrize("gated", [GATED, WIDE_GATED], ids=str)

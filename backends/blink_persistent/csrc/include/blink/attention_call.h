@@ -9,7 +9,7 @@ constexpr uint32_t kMostGroup = 8;  // heads of a group
 
 // Of a kernel. Heads of one group share a key and a value.
 struct AttentionCall {
-    const float* qkv;         // [parts, rows, (heads + 2 * kv_heads) * head_dim], without the bias
+    const float* qkv;         // [parts, part_rows, (heads + 2 * kv_heads) * head_dim], without the bias
     const uint16_t* rounded;  // instead: bfloat16 [rows, (heads + 2 * kv_heads) * head_dim], or null
     const uint16_t* bias;     // bfloat16 [(heads + 2 * kv_heads) * head_dim], or null
     const uint16_t* q_norm;   // bfloat16 [head_dim], or null
@@ -26,7 +26,7 @@ struct AttentionCall {
     uint16_t* out;            // bfloat16 [rows, heads * head_dim]
     float scale;              // of the scores, times log2(e)
     float epsilon;
-    uint32_t parts, part_rows;  // of `qkv`, where the rows may be some of a part's
+    uint32_t parts, part_rows;  // of `qkv`, which begins with the first row: they may be some of a part's
     uint32_t rows, heads, kv_heads, max_blocks, block_size, splits;
 };
 

@@ -133,6 +133,10 @@ def likely_cuts(architecture: Architecture) -> dict[tuple[Shape, int], PrimedCut
     return found
 
 
+APART = ("router", "head")
+"""A step reads ahead in all other products; these are streamed, but for few vocabularies'."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepProduct:
     """One of a step's products. `shape` is that of its weight, [out_features, in_features]."""
