@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES
-from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
-from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
-from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cut
-from blink_persistent.engines.cuda.kernels.one_token_cut import OneTokenCut
-from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
-from blink_persistent.engines.cuda.kernels.primed import PrimedProducts
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
-from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm
+from blink_persistent.engines.cuda.kernels.ahead.attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead.one_token_experts import OneTokenExperts
+from blink_persistent.engines.cuda.kernels.ahead.primed import PrimedProducts
+from blink_persistent.engines.cuda.kernels.ahead.primed_norm import PrimedNorm
+from blink_persistent.engines.cuda.kernels.cuts.choices import ROW_TILES
+from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import DirectCut
+from blink_persistent.engines.cuda.kernels.cuts.even_attention_cut import EvenCut
+from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import likely_cut
+from blink_persistent.engines.cuda.kernels.cuts.one_token_cut import OneTokenCut
+from blink_persistent.engines.cuda.kernels.cuts.primed_cut import PrimedCut
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Projected, Rotary
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.step_tensors import Workspace

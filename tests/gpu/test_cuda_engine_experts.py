@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Cut
+from blink_persistent.engines.cuda.kernels.ahead.one_token_experts import OneTokenExperts
+from blink_persistent.engines.cuda.kernels.cuts.choices import ROW_TILES, Cut
+from blink_persistent.engines.cuda.kernels.cuts.hopper import measured_choices
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels, product_shapes
-from blink_persistent.engines.cuda.kernels.hopper import measured_choices
-from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.step_tensors import Workspace
 from blink_persistent.gpu.driver import Gpu

@@ -12,12 +12,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
-from blink_persistent.engines.cuda.kernels.ahead_products import ahead_on
+from blink_persistent.engines.cuda.kernels.ahead.attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead.one_token_experts import OneTokenExperts
+from blink_persistent.engines.cuda.kernels.ahead.primed_norm import primed_norm_for
+from blink_persistent.engines.cuda.kernels.ahead.products import ahead_on
+from blink_persistent.engines.cuda.kernels.cuts.hopper import measured_choices
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
-from blink_persistent.engines.cuda.kernels.hopper import measured_choices
-from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
-from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.step_tensors import KvCache, StepInputs, Workspace, empty_inputs

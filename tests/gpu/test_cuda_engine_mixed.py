@@ -17,8 +17,8 @@ from blink_server.testing.memory_checkpoint import (
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
-from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
+from blink_persistent.engines.cuda.kernels.ahead.attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.cuts.even_attention_cut import EvenCut
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.provisioned import CudaProvisioned

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import PageTiling
+from blink_persistent.engines.cuda.kernels.cuts.choices import PageTiling
 from blink_persistent.engines.cuda.kernels.page_attention import BLOCK_SIZE, PageAttention
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_server.importers.checkpoint import Architecture

@@ -15,13 +15,13 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.ahead_products import ahead_on
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, AheadCut, Shape, row_tile
+from blink_persistent.engines.cuda.kernels.ahead.products import ahead_on
+from blink_persistent.engines.cuda.kernels.cuts.choices import ROW_TILES, AheadCut, Shape, row_tile
+from blink_persistent.engines.cuda.kernels.cuts.hopper import HOPPER_AHEAD, measured
+from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import likely_cut, step_products
+from blink_persistent.engines.cuda.kernels.cuts.wide_cut import WideCut
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
-from blink_persistent.engines.cuda.kernels.hopper import HOPPER_AHEAD, measured
-from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cut, step_products
 from blink_persistent.engines.cuda.kernels.products import Products
-from blink_persistent.engines.cuda.kernels.wide_cut import WideCut
 from blink_persistent.engines.cuda.weights import random_weights
 from blink_persistent.gpu.driver import Gpu
 from blink_persistent.testing.paged_decoder import PagedDecoder, Part

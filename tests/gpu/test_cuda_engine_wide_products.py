@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from blink_persistent.engines.cuda.kernels.choices import row_tile
-from blink_persistent.engines.cuda.kernels.wide import WideProducts
-from blink_persistent.engines.cuda.kernels.wide_cut import WideCut
+from blink_persistent.engines.cuda.kernels.ahead.wide import WideProducts
+from blink_persistent.engines.cuda.kernels.cuts.choices import row_tile
+from blink_persistent.engines.cuda.kernels.cuts.wide_cut import WideCut
 from blink_persistent.gpu.driver import Gpu
 
 pytestmark = pytest.mark.gpu

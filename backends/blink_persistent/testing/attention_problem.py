@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blink_persistent.engines.cuda.kernels.attention_call import AttentionCall
+from blink_persistent.engines.cuda.kernels.cuts.attention_call import AttentionCall
 from blink_persistent.testing.primed_host import bfloat16, float32
 
 CONTEXT = 1200

@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blink_persistent.engines.cuda.kernels.attention_call import AttentionCall
-from blink_persistent.engines.cuda.kernels.choices import AnyAttention
-from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut, direct_code
-from blink_persistent.engines.cuda.kernels.even_attention_cut import PAGE, EvenCut, even_code
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel, primed_code
+from blink_persistent.engines.cuda.kernels.cuts.attention_call import AttentionCall
+from blink_persistent.engines.cuda.kernels.cuts.choices import AnyAttention
+from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import DirectCut, direct_code
+from blink_persistent.engines.cuda.kernels.cuts.even_attention_cut import PAGE, EvenCut, even_code
+from blink_persistent.engines.cuda.kernels.cuts.primed_cut import (
+    PrimedCut,
+    PrimedKernel,
+    primed_code,
+)
 from blink_persistent.samplers.host_compile import compile_host_library
 
 try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable
 
-from blink_persistent.engines.cuda.kernels.wide_cut import (
+from blink_persistent.engines.cuda.kernels.cuts.wide_cut import (
     WideCut,
     WideKernel,
     wide_call,

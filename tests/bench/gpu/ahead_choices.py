@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from blink_persistent.engines.cuda.kernels.ahead_products import AheadProducts
-from blink_persistent.engines.cuda.kernels.attention_call import attends_ahead
-from blink_persistent.engines.cuda.kernels.choices import AheadCut, AnyAttention, Shape
-from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
-from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
-from blink_persistent.engines.cuda.kernels.likely_wide import (
+from blink_persistent.engines.cuda.kernels.ahead.products import AheadProducts
+from blink_persistent.engines.cuda.kernels.cuts.attention_call import attends_ahead
+from blink_persistent.engines.cuda.kernels.cuts.choices import AheadCut, AnyAttention, Shape
+from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import DirectCut
+from blink_persistent.engines.cuda.kernels.cuts.even_attention_cut import EvenCut
+from blink_persistent.engines.cuda.kernels.cuts.likely_wide import (
     MOST_SHARED_BYTES,
     idle_share,
     wide_candidates,
 )
-from blink_persistent.engines.cuda.kernels.wide_cut import ALIGNMENT, WideCut
+from blink_persistent.engines.cuda.kernels.cuts.wide_cut import ALIGNMENT, WideCut
 from blink_persistent.gpu.driver import Gpu
 from blink_server.importers.checkpoint import Architecture
 

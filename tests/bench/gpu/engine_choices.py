@@ -11,7 +11,7 @@ each product are tried in the step, streamed or, from 16 rows, wide, then the at
 then attention and norm in CUDA C++, then the stages of products that read ahead; each keeps what
 won before it. With --known the tables' products that read ahead are taken, of more rows where these
 have none; the vocabulary's, attention, norm and stages are chosen. What is printed last are lines
-of the tables in kernels/hopper.py.
+of the tables in kernels/cuts/hopper.py.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ import triton
 from ahead_choices import OneByOne, attentions_for, wide_offers, with_other_stages
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
-from blink_persistent.engines.cuda.kernels.ahead_products import MakeAhead, no_ahead
-from blink_persistent.engines.cuda.kernels.choices import (
+from blink_persistent.engines.cuda.kernels.ahead.attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead.primed_norm import PrimedNorm, primed_norm_for
+from blink_persistent.engines.cuda.kernels.ahead.products import MakeAhead, no_ahead
+from blink_persistent.engines.cuda.kernels.cuts.choices import (
     ROW_TILES,
     AheadCut,
     AnyAttention,
@@ -41,10 +42,9 @@ from blink_persistent.engines.cuda.kernels.choices import (
     Shape,
     row_tile,
 )
+from blink_persistent.engines.cuda.kernels.cuts.hopper import measured_choices
+from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import step_products
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels, product_shapes
-from blink_persistent.engines.cuda.kernels.hopper import measured_choices
-from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
-from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm, primed_norm_for
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.step_tensors import KvCache, StepInputs, Workspace, empty_inputs
 from blink_persistent.engines.cuda.weights import random_weights

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import DecodeTiling
+from blink_persistent.engines.cuda.kernels.cuts.choices import DecodeTiling
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.step_tensors import KvCache, device_words
 from blink_persistent.gpu.driver import Gpu

@@ -22,7 +22,7 @@ import triton
 from engine_choices import PROCESSORS, microseconds
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import (
+from blink_persistent.engines.cuda.kernels.cuts.choices import (
     ExpertTiling,
     expert_blocks,
     expert_tiling,

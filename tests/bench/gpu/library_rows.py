@@ -8,7 +8,7 @@ multiprocessor less, which is the scheduler's. A graph multiplies random activat
 of several layers, one after the other, so that they come from memory; the least of three replays in
 a row counts, by device events between them, divided by the weights. For each weight it prints the
 rows for which more take at least a tenth less time, and the fewest that come within a hundredth of
-the best of those. What is printed last are lines of the table in kernels/hopper_library.py.
+the best of those. What is printed last are lines of the table in kernels/cuts/hopper_library.py.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import Shape
-from blink_persistent.engines.cuda.kernels.hopper_library import faster_rows
-from blink_persistent.engines.cuda.kernels.likely_cuts import APART, step_products
+from blink_persistent.engines.cuda.kernels.cuts.choices import Shape
+from blink_persistent.engines.cuda.kernels.cuts.hopper_library import faster_rows
+from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import APART, step_products
 from blink_persistent.engines.cuda.library import leave_multiprocessors, load_products
 from blink_persistent.engines.cuda.provisioned import SCHEDULERS_PROCESSORS
 

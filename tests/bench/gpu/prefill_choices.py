@@ -21,7 +21,7 @@ from step_work import Chunk
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels.attention import Attention
-from blink_persistent.engines.cuda.kernels.choices import PageTiling, PrefillTiling
+from blink_persistent.engines.cuda.kernels.cuts.choices import PageTiling, PrefillTiling
 from blink_server.importers.checkpoint import Architecture
 
 LAYERS, BLOCK_SIZE, BLOCKS = 32, 64, 512

@@ -15,7 +15,7 @@ with either norm.
 "small kernels with all shared memory" is the shortest step again, with Triton's kernels asking for
 the primed ones' share of a multiprocessor's memory, which has to be empty to change its share.
 "kernels" are those of the shortest step, launched eagerly. What is printed last are lines of the
-table in kernels/hopper.py.
+table in kernels/cuts/hopper.py.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ from engine_choices import (
 from triton_kernels import TritonKernels
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
-from blink_persistent.engines.cuda.kernels.ahead_products import AheadProducts
-from blink_persistent.engines.cuda.kernels.choices import (
+from blink_persistent.engines.cuda.kernels.ahead.attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead.primed_norm import primed_norm_for
+from blink_persistent.engines.cuda.kernels.ahead.products import AheadProducts
+from blink_persistent.engines.cuda.kernels.cuts.choices import (
     AnyAttention,
     AnyCut,
     Cut,
     DecodeTiling,
     row_tile,
 )
-from blink_persistent.engines.cuda.kernels.fused import FusedKernels
-from blink_persistent.engines.cuda.kernels.hopper import HOPPER_CUTS
-from blink_persistent.engines.cuda.kernels.likely_cuts import (
+from blink_persistent.engines.cuda.kernels.cuts.hopper import HOPPER_CUTS
+from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import (
     MEMORY_BANDWIDTH,
     StepProduct,
     estimated_us,
     primed_candidates,
     step_products,
 )
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
-from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
+from blink_persistent.engines.cuda.kernels.cuts.primed_cut import PrimedCut
+from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.gpu.driver import Gpu
 
 FEW_STREAMED = 4

@@ -33,18 +33,18 @@ from triton.runtime.jit import JITFunction, compute_cache_key
 from blink_persistent.engines import TOKEN_GRANULARITY
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels import fused
-from blink_persistent.engines.cuda.kernels.ahead_attention import load_attentions
-from blink_persistent.engines.cuda.kernels.ahead_products import ahead_on
-from blink_persistent.engines.cuda.kernels.choices import AheadCut, Cut, DecodeTiling, row_tile
-from blink_persistent.engines.cuda.kernels.fused import FusedKernels
-from blink_persistent.engines.cuda.kernels.hopper import (
+from blink_persistent.engines.cuda.kernels.ahead.attention import load_attentions
+from blink_persistent.engines.cuda.kernels.ahead.one_token_experts import OneTokenExperts
+from blink_persistent.engines.cuda.kernels.ahead.primed_norm import primed_norm_for
+from blink_persistent.engines.cuda.kernels.ahead.products import ahead_on
+from blink_persistent.engines.cuda.kernels.cuts.choices import AheadCut, Cut, DecodeTiling, row_tile
+from blink_persistent.engines.cuda.kernels.cuts.hopper import (
     measured,
     measured_choices,
     prefills_by_pages,
 )
-from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
-from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
-from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
+from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import step_products
+from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.memory import most_sampled, most_tokens
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.step_tensors import KvCache, Workspace, empty_inputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blink_persistent.engines.cuda.kernels.choices import expert_order_room
+from blink_persistent.engines.cuda.kernels.cuts.choices import expert_order_room
 from blink_persistent.engines.cuda.options import CudaOptions
 from blink_persistent.engines.kv_memory import fitting_blocks
 from blink_persistent.graph_grid import GraphGrid

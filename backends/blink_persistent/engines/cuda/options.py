@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import DOT_LEAST
+from blink_persistent.engines.cuda.kernels.cuts.choices import DOT_LEAST
 from blink_persistent.engines.cuda.weight_file import WEIGHT_FILE, read_stored_architecture
 from blink_persistent.engines.place import PLACE_OPTIONS, place_problems
 from blink_server.backend import ModelVersion

@@ -17,14 +17,14 @@ import torch
 from blink_persistent.engines import DeviceSampling, ProvisionLimits
 from blink_persistent.engines.captured import CapturedEngine
 from blink_persistent.engines.cuda.first_use import loading_in_slices
-from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
-from blink_persistent.engines.cuda.kernels.ahead_products import ahead_on
-from blink_persistent.engines.cuda.kernels.choices import StepChoices
+from blink_persistent.engines.cuda.kernels.ahead.attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead.one_token_experts import OneTokenExperts
+from blink_persistent.engines.cuda.kernels.ahead.primed_norm import primed_norm_for
+from blink_persistent.engines.cuda.kernels.ahead.products import ahead_on
+from blink_persistent.engines.cuda.kernels.cuts.choices import StepChoices
+from blink_persistent.engines.cuda.kernels.cuts.hopper import measured_choices
+from blink_persistent.engines.cuda.kernels.cuts.likely_choices import likely_choices
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
-from blink_persistent.engines.cuda.kernels.hopper import measured_choices
-from blink_persistent.engines.cuda.kernels.likely_choices import likely_choices
-from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
-from blink_persistent.engines.cuda.kernels.primed_norm import primed_norm_for
 from blink_persistent.engines.cuda.library import leave_multiprocessors, load_products
 from blink_persistent.engines.cuda.memory import choose_block_count, most_sampled, most_tokens
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels.choices import expert_order_room
+from blink_persistent.engines.cuda.kernels.cuts.choices import expert_order_room
 from blink_persistent.engines.cuda.kernels.protocol import ExpertRoom
 from blink_persistent.gpu.structs import EngineTables
 from blink_persistent.graph_grid import DECODE

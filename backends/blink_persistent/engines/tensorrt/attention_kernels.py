@@ -10,8 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from blink_persistent.engines.cuda.kernels import append, decode_attention, prefill_attention
-from blink_persistent.engines.cuda.kernels.choices import (
+from blink_persistent.engines.cuda.kernels.cuts.choices import (
     DEFAULT_TILING,
     DOT_LEAST,
     MOST_SPLITS,
@@ -20,7 +19,12 @@ from blink_persistent.engines.cuda.kernels.choices import (
     ROW_TILES,
     DecodeTiling,
 )
-from blink_persistent.engines.cuda.kernels.hopper import measured
+from blink_persistent.engines.cuda.kernels.cuts.hopper import measured
+from blink_persistent.engines.cuda.kernels.in_triton import (
+    append,
+    decode_attention,
+    prefill_attention,
+)
 from blink_persistent.engines.tensorrt.attention_launches import AttentionShape
 from blink_persistent.engines.tensorrt.kernel_archive import CompiledKernel, Role
 from blink_server.importers.checkpoint import Architecture

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blink_persistent.engines.cuda.kernels.choices import DOT_LEAST, QUERY_TILE, DecodeTiling
+from blink_persistent.engines.cuda.kernels.cuts.choices import DOT_LEAST, QUERY_TILE, DecodeTiling
 from blink_persistent.engines.tensorrt.kernel_archive import CompiledKernel, Role
 
 _FLOAT_BYTES = 4

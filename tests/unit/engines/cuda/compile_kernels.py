@@ -10,7 +10,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels import (
+from blink_persistent.engines.cuda.kernels.cuts.choices import PageTiling, expert_tiling
+from blink_persistent.engines.cuda.kernels.in_triton import (
     decode_attention,
     grouped,
     located,
@@ -21,7 +22,6 @@ from blink_persistent.engines.cuda.kernels import (
     stream,
     swiglu,
 )
-from blink_persistent.engines.cuda.kernels.choices import PageTiling, expert_tiling
 from blink_persistent.engines.cuda.kernels.page_attention import (
     OPTIONS,
     PageAttention,
@@ -147,7 +147,7 @@ def compile_pages() -> None:
             continue
         from triton.experimental.gluon._runtime import GluonASTSource
 
-        from blink_persistent.engines.cuda.kernels.hopper_prefill import attend_pages
+        from blink_persistent.engines.cuda.kernels.in_triton.hopper_prefill import attend_pages
 
         size = shape.head_dim
         paged = pages(torch.empty(1, 1, 64, size, dtype=torch.bfloat16, device="meta"))

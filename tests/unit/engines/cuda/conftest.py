@@ -51,7 +51,7 @@ def family(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def tiny_cuts(architecture: Any) -> dict[Any, Any]:
     """Streams what can be cut in tiles of 16; the rest is the library's."""
-    from blink_persistent.engines.cuda.kernels.choices import Cut
+    from blink_persistent.engines.cuda.kernels.cuts.choices import Cut
     from blink_persistent.engines.cuda.kernels.fused import product_shapes
 
     gated = (2 * architecture.intermediate_size, architecture.hidden_size)
@@ -62,7 +62,7 @@ def tiny_cuts(architecture: Any) -> dict[Any, Any]:
 
 def padded_rows(architecture: Any) -> dict[Any, Any]:
     """Has the library multiply three rows more than there are, wherever they exist."""
-    from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
+    from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import step_products
 
     more = {rows: rows + 3 for rows in range(1, 128)}
     return {product.shape: more for product in step_products(architecture)}
@@ -76,7 +76,7 @@ def kernel_kinds() -> dict[str, Callable[[Any], Any]]:
 
     kinds: dict[str, Callable[[Any], Any]] = {"reference": lambda architecture: ReferenceKernels()}
     if INTERPRETS:
-        from blink_persistent.engines.cuda.kernels.choices import DecodeTiling
+        from blink_persistent.engines.cuda.kernels.cuts.choices import DecodeTiling
         from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 
         kinds["fused"] = lambda architecture: FusedKernels(

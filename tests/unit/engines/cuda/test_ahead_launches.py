@@ -14,14 +14,14 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
 
-from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
-from blink_persistent.engines.cuda.kernels.ahead_products import AheadProducts, ahead_on
-from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
-from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
+from blink_persistent.engines.cuda.kernels.ahead.attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead.primed_norm import PrimedNorm, primed_norm_for
+from blink_persistent.engines.cuda.kernels.ahead.products import AheadProducts, ahead_on
+from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import DirectCut
+from blink_persistent.engines.cuda.kernels.cuts.even_attention_cut import EvenCut
+from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import likely_cuts
+from blink_persistent.engines.cuda.kernels.cuts.primed_cut import PrimedCut, PrimedKernel
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
-from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cuts
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel
-from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm, primed_norm_for
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Projected, Rotary
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.weights import random_weights

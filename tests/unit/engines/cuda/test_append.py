@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from blink_persistent.engines.cuda.kernels import append
+from blink_persistent.engines.cuda.kernels.in_triton import append
 
 Kinds = dict[str, Callable[[Any], Any]]
 KV_HEADS, HEAD_DIM, BLOCK_SIZE = 2, 24, 16

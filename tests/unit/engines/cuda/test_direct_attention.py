@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.attention_call import AttentionCall, attends_ahead
-from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut, direct_code
+from blink_persistent.engines.cuda.kernels.cuts.attention_call import AttentionCall, attends_ahead
+from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import DirectCut, direct_code
 from blink_persistent.gpu import compile as device_code
 from blink_persistent.gpu.structs import layout_assertions
 from blink_persistent.testing.attention_problem import AttentionCase, AttentionProblem

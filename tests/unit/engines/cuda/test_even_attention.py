@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from blink_persistent.engines.cuda.kernels.attention_call import MOST_GROUP, AttentionCall
-from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut, even_code
+from blink_persistent.engines.cuda.kernels.cuts.attention_call import MOST_GROUP, AttentionCall
+from blink_persistent.engines.cuda.kernels.cuts.even_attention_cut import EvenCut, even_code
 from blink_persistent.gpu import compile as device_code
 from blink_persistent.gpu.structs import layout_assertions
 from blink_persistent.testing.attention_problem import AttentionCase, AttentionProblem

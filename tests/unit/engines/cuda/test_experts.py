@@ -14,7 +14,7 @@ from blink_server.testing.memory_checkpoint import tiny_architecture
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from blink_persistent.engines.cuda.kernels.choices import (
+from blink_persistent.engines.cuda.kernels.cuts.choices import (
     expert_blocks,
     expert_order_room,
     expert_tiling,

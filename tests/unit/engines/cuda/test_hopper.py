@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import (
+from blink_persistent.engines.cuda.kernels.cuts.choices import (
     ROW_TILES,
     AheadCut,
     Cut,
     StepChoices,
     row_tile,
 )
-from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
-from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
-from blink_persistent.engines.cuda.kernels.hopper import (
+from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import DirectCut
+from blink_persistent.engines.cuda.kernels.cuts.even_attention_cut import EvenCut
+from blink_persistent.engines.cuda.kernels.cuts.hopper import (
     HOPPER_AHEAD,
     HOPPER_ATTENTIONS,
     HOPPER_CUTS,
@@ -25,10 +25,10 @@ from blink_persistent.engines.cuda.kernels.hopper import (
     measured,
     measured_choices,
 )
-from blink_persistent.engines.cuda.kernels.likely_cuts import SHARED_BYTES, step_products
-from blink_persistent.engines.cuda.kernels.likely_wide import MOST_SHARED_BYTES
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
-from blink_persistent.engines.cuda.kernels.wide_cut import ALIGNMENT, WideCut
+from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import SHARED_BYTES, step_products
+from blink_persistent.engines.cuda.kernels.cuts.likely_wide import MOST_SHARED_BYTES
+from blink_persistent.engines.cuda.kernels.cuts.primed_cut import PrimedCut
+from blink_persistent.engines.cuda.kernels.cuts.wide_cut import ALIGNMENT, WideCut
 
 HOPPER = (9, 0)
 LLAMA = ARCHITECTURES["llama-3-8b"]

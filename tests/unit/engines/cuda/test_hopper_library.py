@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES
-from blink_persistent.engines.cuda.kernels.hopper_library import (
+from blink_persistent.engines.cuda.kernels.cuts.choices import ROW_TILES
+from blink_persistent.engines.cuda.kernels.cuts.hopper_library import (
     HOPPER_ROWS,
     faster_rows,
     measured_rows,
 )
-from blink_persistent.engines.cuda.kernels.likely_cuts import APART, step_products
+from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import APART, step_products
 
 MODELS = ("llama-3-8b", "phi-4", "qwen3-32b", "qwen3-30b-a3b")
 

@@ -19,7 +19,7 @@ from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.testing import gluon_host
 
 BLOCK_SIZE = 16
-KERNEL = Path(reference.__file__).parent / "hopper_prefill.py"
+KERNEL = Path(reference.__file__).parent / "in_triton/hopper_prefill.py"
 CASES = {
     "chunks, one within a block, and nobody's tokens": [(0, 30), (37, 17), (5, 0), (99, 1)],
     "more pages than the ring holds": [(3, 200)],

@@ -16,7 +16,7 @@ from blink_server.testing.memory_checkpoint import tiny_architecture
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from blink_persistent.engines.cuda.kernels.choices import (
+from blink_persistent.engines.cuda.kernels.cuts.choices import (
     ROW_TILES,
     Cut,
     DecodeTiling,

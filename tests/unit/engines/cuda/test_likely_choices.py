@@ -12,19 +12,27 @@ from pathlib import Path
 import pytest
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Cut, StepChoices, row_tile
-from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
-from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
-from blink_persistent.engines.cuda.kernels.hopper import HOPPER_AHEAD, blocks_of, measured_choices
-from blink_persistent.engines.cuda.kernels.likely_choices import likely_choices
-from blink_persistent.engines.cuda.kernels.likely_cuts import APART, LIKELY_TILES, step_products
-from blink_persistent.engines.cuda.kernels.likely_wide import (
+from blink_persistent.engines.cuda.kernels.cuts.choices import ROW_TILES, Cut, StepChoices, row_tile
+from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import DirectCut
+from blink_persistent.engines.cuda.kernels.cuts.even_attention_cut import EvenCut
+from blink_persistent.engines.cuda.kernels.cuts.hopper import (
+    HOPPER_AHEAD,
+    blocks_of,
+    measured_choices,
+)
+from blink_persistent.engines.cuda.kernels.cuts.likely_choices import likely_choices
+from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import (
+    APART,
+    LIKELY_TILES,
+    step_products,
+)
+from blink_persistent.engines.cuda.kernels.cuts.likely_wide import (
     MOST_SHARED_BYTES,
     likely_wide_cut,
     wide_candidates,
 )
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
-from blink_persistent.engines.cuda.kernels.wide_cut import ALIGNMENT, WideCut
+from blink_persistent.engines.cuda.kernels.cuts.primed_cut import PrimedCut
+from blink_persistent.engines.cuda.kernels.cuts.wide_cut import ALIGNMENT, WideCut
 from blink_server.importers.checkpoint import Architecture
 
 HOPPER, PROCESSORS = (9, 0), 131

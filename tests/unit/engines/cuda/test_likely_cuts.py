@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import row_tile
-from blink_persistent.engines.cuda.kernels.likely_cuts import (
+from blink_persistent.engines.cuda.kernels.cuts.choices import row_tile
+from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import (
     LIKELY_TILES,
     StepProduct,
     kernel_us,
@@ -20,7 +20,7 @@ from blink_persistent.engines.cuda.kernels.likely_cuts import (
     primed_candidates,
     step_products,
 )
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
+from blink_persistent.engines.cuda.kernels.cuts.primed_cut import PrimedCut
 
 RESULTS = Path(__file__).parents[3] / "bench/results/gpu-2026-11-30/engine"
 PRODUCTS = {product.name: product for product in step_products(ARCHITECTURES["llama-3-8b"])}

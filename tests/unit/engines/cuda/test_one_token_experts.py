@@ -15,19 +15,19 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
 
-from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
-from blink_persistent.engines.cuda.kernels.ahead_products import ahead_on
-from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
-from blink_persistent.engines.cuda.kernels.fused import FusedKernels
-from blink_persistent.engines.cuda.kernels.hopper import HOPPER_EXPERTS
-from blink_persistent.engines.cuda.kernels.likely_cuts import likely_cuts
-from blink_persistent.engines.cuda.kernels.one_token_cut import (
+from blink_persistent.engines.cuda.kernels.ahead.attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead.one_token_experts import OneTokenExperts
+from blink_persistent.engines.cuda.kernels.ahead.products import ahead_on
+from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import DirectCut
+from blink_persistent.engines.cuda.kernels.cuts.hopper import HOPPER_EXPERTS
+from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import likely_cuts
+from blink_persistent.engines.cuda.kernels.cuts.one_token_cut import (
     ExpertCall,
     OneTokenCut,
     one_token_code,
 )
-from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
+from blink_persistent.engines.cuda.kernels.cuts.primed_cut import PrimedCut
+from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.step_tensors import Workspace
 from blink_persistent.engines.cuda.weights import random_weights

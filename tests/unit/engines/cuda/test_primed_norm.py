@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blink_persistent.engines.cuda.kernels.primed_norm_cut import (
+from blink_persistent.engines.cuda.kernels.cuts.primed_norm_cut import (
     MOST_WARPS,
     NormCall,
     norm_code,

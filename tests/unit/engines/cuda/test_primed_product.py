@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES
-from blink_persistent.engines.cuda.kernels.likely_cuts import (
+from blink_persistent.engines.cuda.kernels.cuts.choices import ROW_TILES
+from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import (
     PROCESSORS,
     SHARED_BYTES,
     leaves_registers,
@@ -21,8 +21,12 @@ from blink_persistent.engines.cuda.kernels.likely_cuts import (
     primed_candidates,
     step_products,
 )
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel, primed_code
-from blink_persistent.engines.cuda.kernels.primed_norm_cut import norm_code, norm_cut
+from blink_persistent.engines.cuda.kernels.cuts.primed_cut import (
+    PrimedCut,
+    PrimedKernel,
+    primed_code,
+)
+from blink_persistent.engines.cuda.kernels.cuts.primed_norm_cut import norm_code, norm_cut
 from blink_persistent.gpu import compile as device_code
 from blink_persistent.testing.primed_host import HostProducts, Way, bfloat16, float32
 

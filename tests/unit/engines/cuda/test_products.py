@@ -10,13 +10,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from blink_persistent.engines.cuda.kernels.ahead_products import no_ahead
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, AheadCut, Cut
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel
+from blink_persistent.engines.cuda.kernels.ahead.products import no_ahead
+from blink_persistent.engines.cuda.kernels.cuts.choices import ROW_TILES, AheadCut, Cut
+from blink_persistent.engines.cuda.kernels.cuts.primed_cut import PrimedCut, PrimedKernel
+from blink_persistent.engines.cuda.kernels.cuts.wide_cut import WideCut, WideKernel
 from blink_persistent.engines.cuda.kernels.products import Products
 from blink_persistent.engines.cuda.kernels.protocol import Projected
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
-from blink_persistent.engines.cuda.kernels.wide_cut import WideCut, WideKernel
 from blink_persistent.testing.primed_host import HostProducts, Way
 from blink_persistent.testing.wide_host import HostWideProducts
 

@@ -14,9 +14,11 @@ pytest.importorskip("triton", reason="triton is not installed")
 driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
-from blink_persistent.engines.cuda.kernels import (
+from blink_persistent.engines.cuda.kernels import fused
+from blink_persistent.engines.cuda.kernels.cuts.choices import StepChoices
+from blink_persistent.engines.cuda.kernels.cuts.hopper import measured, prefills_by_pages
+from blink_persistent.engines.cuda.kernels.in_triton import (
     decode_attention,
-    fused,
     grouped,
     located,
     norm,
@@ -26,8 +28,6 @@ from blink_persistent.engines.cuda.kernels import (
     stream,
     swiglu,
 )
-from blink_persistent.engines.cuda.kernels.choices import StepChoices
-from blink_persistent.engines.cuda.kernels.hopper import measured, prefills_by_pages
 from blink_persistent.engines.cuda.kernels.page_attention import PageAttention
 from blink_persistent.engines.cuda.model import Decoder, rotary_tables
 from blink_persistent.engines.cuda.options import CudaOptions
@@ -94,7 +94,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Told:
     ):
         monkeypatch.setattr(module, name, told.stand_in(name))
     if PageAttention.fits(ARCHITECTURES["llama-3-8b"]):  # an older Triton cannot import it
-        from blink_persistent.engines.cuda.kernels import hopper_prefill
+        from blink_persistent.engines.cuda.kernels.in_triton import hopper_prefill
 
         monkeypatch.setattr(hopper_prefill, "attend_pages", told.stand_in("attend_pages"))
     properties = SimpleNamespace(major=9, minor=0, multi_processor_count=PROCESSORS)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES
-from blink_persistent.engines.cuda.kernels.wide_cut import (
+from blink_persistent.engines.cuda.kernels.cuts.choices import ROW_TILES
+from blink_persistent.engines.cuda.kernels.cuts.wide_cut import (
     WideCut,
     WideKernel,
     WideProductCall,

@@ -10,8 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels import decode_attention, prefill_attention
-from blink_persistent.engines.cuda.kernels.choices import (
+from blink_persistent.engines.cuda.kernels.cuts.choices import (
     DEFAULT_TILING,
     DOT_LEAST,
     PREFILL_TILE,
@@ -23,6 +22,7 @@ from blink_persistent.engines.cuda.kernels.choices import (
     prefill_tiling,
     row_tile,
 )
+from blink_persistent.engines.cuda.kernels.in_triton import decode_attention, prefill_attention
 from blink_persistent.engines.cuda.kernels.page_attention import PageAttention
 from blink_server.importers.checkpoint import Architecture
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import triton
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels import grouped, routing
-from blink_persistent.engines.cuda.kernels.choices import (
+from blink_persistent.engines.cuda.kernels.ahead.one_token_experts import OneTokenExperts
+from blink_persistent.engines.cuda.kernels.cuts.choices import (
     ExpertTiling,
     expert_blocks,
     expert_tiling,
     largest_step,
 )
-from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
+from blink_persistent.engines.cuda.kernels.in_triton import grouped, routing
 from blink_persistent.engines.cuda.kernels.protocol import ExpertRoom
 
 _LEAST_SORTED, _MOST_SORTED = 256, 1024  # pairs that `sort_pairs` looks at together

@@ -8,11 +8,12 @@ import torch
 import triton
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels import located, norm, rotary
-from blink_persistent.engines.cuda.kernels.ahead_attention import AheadAttention
-from blink_persistent.engines.cuda.kernels.ahead_products import MakeAhead, no_ahead
+from blink_persistent.engines.cuda.kernels.ahead.attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead.one_token_experts import OneTokenExperts
+from blink_persistent.engines.cuda.kernels.ahead.primed_norm import PrimedNorm
+from blink_persistent.engines.cuda.kernels.ahead.products import MakeAhead, no_ahead
 from blink_persistent.engines.cuda.kernels.attention import Attention
-from blink_persistent.engines.cuda.kernels.choices import (
+from blink_persistent.engines.cuda.kernels.cuts.choices import (
     Cuts,
     DecodeTiling,
     ExpertTiling,
@@ -20,12 +21,11 @@ from blink_persistent.engines.cuda.kernels.choices import (
     Shape,
     row_tile,
 )
+from blink_persistent.engines.cuda.kernels.cuts.hopper import measured, prefills_by_pages
+from blink_persistent.engines.cuda.kernels.cuts.hopper_library import measured_rows
+from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import step_products
 from blink_persistent.engines.cuda.kernels.experts import Experts
-from blink_persistent.engines.cuda.kernels.hopper import measured, prefills_by_pages
-from blink_persistent.engines.cuda.kernels.hopper_library import measured_rows
-from blink_persistent.engines.cuda.kernels.likely_cuts import step_products
-from blink_persistent.engines.cuda.kernels.one_token_experts import OneTokenExperts
-from blink_persistent.engines.cuda.kernels.primed_norm import PrimedNorm
+from blink_persistent.engines.cuda.kernels.in_triton import located, norm, rotary
 from blink_persistent.engines.cuda.kernels.products import Products
 from blink_persistent.engines.cuda.kernels.protocol import ExpertRoom, Projected
 from blink_server.importers.checkpoint import Architecture

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels.choices import PageTiling
+from blink_persistent.engines.cuda.kernels.cuts.choices import PageTiling
 from blink_server.importers.checkpoint import Architecture
 
 ROWS = 64  # queries of one head each, that a program computes
@@ -25,7 +25,7 @@ class PageAttention:
 
     def __init__(self, architecture: Architecture, tiling: PageTiling | None = None) -> None:
         """`tiling`: `PageTiling()` by default."""
-        from blink_persistent.engines.cuda.kernels import hopper_prefill
+        from blink_persistent.engines.cuda.kernels.in_triton import hopper_prefill
 
         self._kernel = hopper_prefill.attend_pages
         self._shape, self._tiling = architecture, tiling or PageTiling()

@@ -9,9 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels import stream, swiglu
-from blink_persistent.engines.cuda.kernels.ahead_products import RunAhead
-from blink_persistent.engines.cuda.kernels.choices import (
+from blink_persistent.engines.cuda.kernels.ahead.products import RunAhead
+from blink_persistent.engines.cuda.kernels.cuts.choices import (
     DOT_LEAST,
     ROW_TILES,
     AheadCut,
@@ -21,6 +20,7 @@ from blink_persistent.engines.cuda.kernels.choices import (
     Shape,
     row_tile,
 )
+from blink_persistent.engines.cuda.kernels.in_triton import stream, swiglu
 from blink_persistent.engines.cuda.kernels.reference import library_logits
 
 SWIGLU_TILE = 1024

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
-from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
-from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
-from blink_persistent.engines.cuda.kernels.one_token_cut import OneTokenCut
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
-from blink_persistent.engines.cuda.kernels.wide_cut import WideCut
+from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import DirectCut
+from blink_persistent.engines.cuda.kernels.cuts.even_attention_cut import EvenCut
+from blink_persistent.engines.cuda.kernels.cuts.one_token_cut import OneTokenCut
+from blink_persistent.engines.cuda.kernels.cuts.primed_cut import PrimedCut
+from blink_persistent.engines.cuda.kernels.cuts.wide_cut import WideCut
 
 LEAST_SPLIT = 128  # entries; a shorter share is not worth a program
 MOST_SPLITS = 64

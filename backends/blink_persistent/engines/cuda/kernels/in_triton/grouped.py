@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blink_persistent.engines.cuda.kernels.chain import join_chain
+from blink_persistent.engines.cuda.kernels.in_triton.chain import join_chain
 
 
 @triton.jit(do_not_specialize=["tokens"])

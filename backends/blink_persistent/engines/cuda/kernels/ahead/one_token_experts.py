@@ -13,14 +13,14 @@ import torch
 import triton
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels import routing
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES
-from blink_persistent.engines.cuda.kernels.one_token_cut import (
+from blink_persistent.engines.cuda.kernels.cuts.choices import ROW_TILES
+from blink_persistent.engines.cuda.kernels.cuts.one_token_cut import (
     SUM_FEATURES,
     ExpertCall,
     OneTokenCut,
     one_token_code,
 )
+from blink_persistent.engines.cuda.kernels.in_triton import routing
 from blink_persistent.engines.cuda.kernels.protocol import ExpertRoom
 from blink_persistent.gpu.chained_launch import ChainedKernel
 from blink_persistent.gpu.driver import Gpu

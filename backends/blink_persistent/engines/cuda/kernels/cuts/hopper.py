@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import TypeVar
 
-from blink_persistent.engines.cuda.kernels.choices import (
+from blink_persistent.engines.cuda.kernels.cuts.choices import (
     ROW_TILES,
     AheadCut,
     AnyAttention,
@@ -22,12 +22,12 @@ from blink_persistent.engines.cuda.kernels.choices import (
     Tilings,
     row_tile,
 )
-from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
-from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
-from blink_persistent.engines.cuda.kernels.likely_cuts import APART, PROCESSORS, step_products
-from blink_persistent.engines.cuda.kernels.one_token_cut import OneTokenCut
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
-from blink_persistent.engines.cuda.kernels.wide_cut import WideCut
+from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import DirectCut
+from blink_persistent.engines.cuda.kernels.cuts.even_attention_cut import EvenCut
+from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import APART, PROCESSORS, step_products
+from blink_persistent.engines.cuda.kernels.cuts.one_token_cut import OneTokenCut
+from blink_persistent.engines.cuda.kernels.cuts.primed_cut import PrimedCut
+from blink_persistent.engines.cuda.kernels.cuts.wide_cut import WideCut
 from blink_server.importers.checkpoint import Architecture
 
 Choice = TypeVar("Choice")

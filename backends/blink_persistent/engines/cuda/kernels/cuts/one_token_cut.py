@@ -7,7 +7,7 @@ import ctypes
 from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
+from blink_persistent.engines.cuda.kernels.cuts.primed_cut import PrimedCut
 
 SUM_FEATURES = 16  # of a block of the sum
 SUM_DEPTH = 128  # inner elements of its step

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels.wide_cut import (
+from blink_persistent.engines.cuda.kernels.cuts.wide_cut import (
     ALIGNMENT,
     WINDOW,
     WideCut,

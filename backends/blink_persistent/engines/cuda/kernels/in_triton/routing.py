@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blink_persistent.engines.cuda.kernels.chain import (
+from blink_persistent.engines.cuda.kernels.in_triton.chain import (
     await_previous,
     join_chain,
     let_next_in,

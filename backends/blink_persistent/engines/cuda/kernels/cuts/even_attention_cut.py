@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from blink_persistent.engines.cuda.kernels.attention_call import MOST_GROUP
-from blink_persistent.engines.cuda.kernels.wide_cut import ALIGNMENT
+from blink_persistent.engines.cuda.kernels.cuts.attention_call import MOST_GROUP
+from blink_persistent.engines.cuda.kernels.cuts.wide_cut import ALIGNMENT
 
 PAGE = 64  # entries that are copied at once
 TEAM = PAGE // 16  # warps that share a page

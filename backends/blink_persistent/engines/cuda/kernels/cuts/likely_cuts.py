@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, Shape
-from blink_persistent.engines.cuda.kernels.primed_cut import WINDOW, PrimedCut, stage_bytes
+from blink_persistent.engines.cuda.kernels.cuts.choices import ROW_TILES, Shape
+from blink_persistent.engines.cuda.kernels.cuts.primed_cut import WINDOW, PrimedCut, stage_bytes
 from blink_server.importers.checkpoint import Architecture
 
 PROCESSORS = 131

@@ -12,25 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels.attention_call import (
+from blink_persistent.engines.cuda.kernels.ahead.wide import tensor_map
+from blink_persistent.engines.cuda.kernels.cuts.attention_call import (
     MOST_GROUP,
     AttentionCall,
     attends_ahead,
 )
-from blink_persistent.engines.cuda.kernels.choices import (
+from blink_persistent.engines.cuda.kernels.cuts.choices import (
     ROW_TILES,
     AnyAttention,
     attention_tile,
 )
-from blink_persistent.engines.cuda.kernels.direct_attention_cut import (
+from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import (
     MOST_SPLITS,
     DirectCut,
     direct_code,
 )
-from blink_persistent.engines.cuda.kernels.even_attention_cut import PAGE, EvenCut, even_code
+from blink_persistent.engines.cuda.kernels.cuts.even_attention_cut import PAGE, EvenCut, even_code
+from blink_persistent.engines.cuda.kernels.cuts.wide_cut import ALIGNMENT
 from blink_persistent.engines.cuda.kernels.protocol import Projected
-from blink_persistent.engines.cuda.kernels.wide import tensor_map
-from blink_persistent.engines.cuda.kernels.wide_cut import ALIGNMENT
 from blink_persistent.gpu.chained_launch import ChainedKernel
 from blink_persistent.gpu.driver import Gpu
 from blink_server.importers.checkpoint import Architecture

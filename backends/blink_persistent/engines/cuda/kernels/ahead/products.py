@@ -7,11 +7,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels.choices import AheadCut, Cuts
-from blink_persistent.engines.cuda.kernels.primed import PrimedProducts
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut
-from blink_persistent.engines.cuda.kernels.wide import WideProducts
-from blink_persistent.engines.cuda.kernels.wide_cut import WideCut
+from blink_persistent.engines.cuda.kernels.ahead.primed import PrimedProducts
+from blink_persistent.engines.cuda.kernels.ahead.wide import WideProducts
+from blink_persistent.engines.cuda.kernels.cuts.choices import AheadCut, Cuts
+from blink_persistent.engines.cuda.kernels.cuts.primed_cut import PrimedCut
+from blink_persistent.engines.cuda.kernels.cuts.wide_cut import WideCut
 from blink_persistent.gpu.driver import Gpu
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from blink_persistent.engines.cuda.kernels.attention_call import MOST_GROUP
+from blink_persistent.engines.cuda.kernels.cuts.attention_call import MOST_GROUP
 
 TILE = 16  # entries that a warp takes at a time
 MOST_SPLITS = 64

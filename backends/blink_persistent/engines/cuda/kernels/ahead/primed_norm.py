@@ -7,8 +7,8 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels.choices import ROW_TILES, row_tile
-from blink_persistent.engines.cuda.kernels.primed_norm_cut import NormCall, norm_code, norm_cut
+from blink_persistent.engines.cuda.kernels.cuts.choices import ROW_TILES, row_tile
+from blink_persistent.engines.cuda.kernels.cuts.primed_norm_cut import NormCall, norm_code, norm_cut
 from blink_persistent.gpu.chained_launch import ChainedKernel
 from blink_persistent.gpu.driver import Gpu
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from blink_persistent.engines.cuda.kernels.choices import PaddedRows
+from blink_persistent.engines.cuda.kernels.cuts.choices import PaddedRows
 
 WORTH = 0.9  # of the time that the rows alone take, at most
 WORTH_US = 3.0  # less, at least: what is short differs by more from one run to the next

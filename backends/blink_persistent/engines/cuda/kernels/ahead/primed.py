@@ -10,8 +10,12 @@ from ctypes import c_uint32, c_uint64
 import torch
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels.choices import Cuts
-from blink_persistent.engines.cuda.kernels.primed_cut import PrimedCut, PrimedKernel, primed_code
+from blink_persistent.engines.cuda.kernels.cuts.choices import Cuts
+from blink_persistent.engines.cuda.kernels.cuts.primed_cut import (
+    PrimedCut,
+    PrimedKernel,
+    primed_code,
+)
 from blink_persistent.gpu.chained_launch import ChainedKernel
 from blink_persistent.gpu.driver import Gpu
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from blink_persistent.engines.cuda.kernels.attention_call import attends_ahead
-from blink_persistent.engines.cuda.kernels.choices import (
+from blink_persistent.engines.cuda.kernels.cuts.attention_call import attends_ahead
+from blink_persistent.engines.cuda.kernels.cuts.choices import (
     ROW_TILES,
     AheadCut,
     AnyAttention,
@@ -16,17 +16,17 @@ from blink_persistent.engines.cuda.kernels.choices import (
     StepChoices,
     row_tile,
 )
-from blink_persistent.engines.cuda.kernels.direct_attention_cut import DirectCut
-from blink_persistent.engines.cuda.kernels.even_attention_cut import EvenCut
-from blink_persistent.engines.cuda.kernels.hopper import HOPPER_AHEAD, blocks_of
-from blink_persistent.engines.cuda.kernels.likely_cuts import (
+from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import DirectCut
+from blink_persistent.engines.cuda.kernels.cuts.even_attention_cut import EvenCut
+from blink_persistent.engines.cuda.kernels.cuts.hopper import HOPPER_AHEAD, blocks_of
+from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import (
     APART,
     LIKELY_TILES,
     StepProduct,
     likely_cut,
     step_products,
 )
-from blink_persistent.engines.cuda.kernels.likely_wide import LEAST_WIDE, likely_wide_cut
+from blink_persistent.engines.cuda.kernels.cuts.likely_wide import LEAST_WIDE, likely_wide_cut
 from blink_server.importers.checkpoint import Architecture
 
 STREAMED = {

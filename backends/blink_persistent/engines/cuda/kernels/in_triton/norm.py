@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blink_persistent.engines.cuda.kernels.chain import await_previous, let_next_in
+from blink_persistent.engines.cuda.kernels.in_triton.chain import await_previous, let_next_in
 
 
 @triton.jit

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from blink_persistent.engines.cuda.kernels.choices import Shape
-from blink_persistent.engines.cuda.kernels.likely_cuts import PROCESSORS
-from blink_persistent.engines.cuda.kernels.wide_cut import ALIGNMENT, WideCut
+from blink_persistent.engines.cuda.kernels.cuts.choices import Shape
+from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import PROCESSORS
+from blink_persistent.engines.cuda.kernels.cuts.wide_cut import ALIGNMENT, WideCut
 
 LEAST_WIDE = 16  # rows of `ROW_TILES` from which wide products are the fastest
 MOST_SHARED_BYTES = 227 << 10  # that a block may have
