@@ -8,7 +8,7 @@ that with the fused kernels it can be captured.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -69,6 +69,9 @@ class Decoder:
         alone = self._begin_rows(decode, rows, tokens)
 
         def mix(new: Projected, keys: Tensor, values: Tensor) -> None:
+            if not self.kernels.appends(new.only(slice(tokens, None))):
+                self.kernels.rotate_append(new, keys, values)
+                new = replace(new, appended=True)
             packed(new.only(slice(tokens)), keys, values)
             alone(new.only(slice(tokens, None)), keys, values)
 
@@ -110,7 +113,8 @@ class Decoder:
         self._embed(inputs.token_ids[:tokens], slice(0, tokens))
 
         def mix(new: Projected, keys: Tensor, values: Tensor) -> None:
-            self.kernels.rotate_append(new, keys, values)
+            if not new.appended:
+                self.kernels.rotate_append(new, keys, values)
             out = work.mixed[:tokens]
             self.kernels.prefill_attention(new.queries, keys, values, starts, ends, tables, out)
 

@@ -227,12 +227,17 @@ class FusedKernels(Products, Attention, Experts):
         block_tables: Tensor,
         out: Tensor,
     ) -> None:
-        if self._ahead_attention is not None and self._ahead_attention.takes(new):
+        if self._ahead_attention is not None and self.appends(new):
             chained = self.chain(new.step_tokens)["CHAINED"]
             self._ahead_attention(new, keys, values, lengths, block_tables, out, chained=chained)
             return
-        self.rotate_append(new, keys, values)
+        if not new.appended:
+            self.rotate_append(new, keys, values)
         self.decode_attention(new.queries, keys, values, lengths, block_tables, out)
+
+    def appends(self, new: Projected) -> bool:
+        ahead = self._ahead_attention
+        return ahead is not None and not new.appended and ahead.takes(new)
 
 
 def norm_warps(size: int, tokens: int) -> int:

@@ -45,6 +45,7 @@ class Projected:
     positions: Tensor  # int32 [t]
     entries: Tensor  # int32 [t], -1: not to be appended
     queries: Tensor  # [t, heads * head_dim], room for the rotated ones
+    appended: bool = False  # `rotate_append` has had them
 
     @property
     def step_tokens(self) -> int:
@@ -216,9 +217,17 @@ class Kernels(Protocol):
         block_tables: Tensor,
         out: Tensor,
     ) -> None:
-        """`rotate_append`, then `decode_attention` of its queries, which may be left as they were.
+        """`rotate_append`, unless they are appended, then `decode_attention` of its queries.
 
-        The tokens are the last of each row's `lengths` entries.
+        The queries may be left as they were. The tokens are the last of each row's `lengths`
+        entries.
+        """
+        ...
+
+    def appends(self, new: Projected) -> bool:
+        """Does `attend_new` rotate and append these in the kernel that attends to them?
+
+        Else that is a kernel of its own, which a step's other tokens can share.
         """
         ...
 

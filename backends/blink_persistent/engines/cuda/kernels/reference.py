@@ -143,8 +143,12 @@ class ReferenceKernels:
         block_tables: Tensor,
         out: Tensor,
     ) -> None:
-        self.rotate_append(new, keys, values)
+        if not new.appended:
+            self.rotate_append(new, keys, values)
         self.decode_attention(new.queries, keys, values, lengths, block_tables, out)
+
+    def appends(self, new: Projected) -> bool:
+        return False
 
     def decode_attention(
         self,
