@@ -24,7 +24,6 @@ from blink_persistent.engines.cuda.kernels.ahead.products import ahead_on
 from blink_persistent.engines.cuda.kernels.cuts.choices import AnyAttention
 from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.cuts.even_attention_cut import EvenCut
-from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import likely_cuts
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.provisioned import CudaProvisioned
@@ -36,6 +35,7 @@ from blink_persistent.ring import Reason
 from blink_persistent.testing.cuda_harness import CudaHarness, cuda_version, provision
 from blink_persistent.testing.greedy import check_greedy
 from blink_persistent.testing.paged_decoder import INACTIVE, PagedDecoder, Part
+from blink_persistent.testing.primed_cuts import likely_cuts
 from blink_persistent.testing.scripted_request import ScriptedRequest
 from blink_persistent.testing.scripted_shape import ScriptedShape
 

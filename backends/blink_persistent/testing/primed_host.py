@@ -118,6 +118,12 @@ class HostAttention:
             return int(self._kernel(cut)(None, None, None, heads, False, 0, None))
         return int(self._kernel(cut)(None, heads, 0, None))
 
+    def check_shared_bytes(self, cuts: Iterable[AnyAttention]) -> None:
+        """Do these kernels need what they are launched with?"""
+        for cut in cuts:
+            for heads in (1, 5, 8):
+                assert self.shared_bytes(cut, heads) == cut.shared_bytes(self._head_dim, heads)
+
     def _kernel(self, cut: AnyAttention) -> Any:
         return getattr(self._libraries[type(cut)], cut.kernel_name(self._head_dim))
 

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from replays import microseconds
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels.cuts.choices import DecodeTiling
@@ -62,28 +61,6 @@ ACTIVE = 1  # of a sampling row's flags
 MAX_ROWS = 64
 
 
-def microseconds(work: Callable[[], None], calls: int) -> float:
-    """Of one of `calls` calls that `work` enqueues."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())  # what `work` reads is made there
-    with torch.no_grad(), torch.cuda.stream(stream):
-        work()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(capture_error_mode="thread_local")
-        work()
-        graph.capture_end()
-        found = []
-        for _ in range(RUNS + 1):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            for _ in range(REPLAYS):
-                graph.replay()
-            end.record()
-            end.synchronize()
-            found.append(1e3 * start.elapsed_time(end) / REPLAYS / calls)
-    return statistics.median(found[1:])
-
-
 def attention(rows: int, tiling: DecodeTiling, cache: KvCache) -> dict[str, Any]:
     per_row = CONTEXT // BLOCK_SIZE
     kernels = FusedKernels(
@@ -107,7 +84,7 @@ def attention(rows: int, tiling: DecodeTiling, cache: KvCache) -> dict[str, Any]
         for number in range(SHAPE.layers):
             kernels.decode_attention(queries, *cache.layer(number), lengths, tables, out)
 
-    us = microseconds(layers, SHAPE.layers)
+    us = microseconds(layers, replays=REPLAYS, runs=RUNS) / SHAPE.layers
     kv = rows * CONTEXT * 2 * SHAPE.kv_heads * SHAPE.head_dim * 2
     cut = {name: getattr(tiling, name) for name in DecodeTiling.__slots__}
     return {"rows": rows, **cut, "us": round(us, 2), "TB/s": round(kv / us / 1e6, 2)}
@@ -144,7 +121,8 @@ class Samplers:
             stream = torch.cuda.current_stream().cuda_stream
             self.sampler.record(DECODE, rows, stream)
 
-        return {"rows": rows, "asked": name, "us": round(microseconds(sample, 1), 2)}
+        us = microseconds(sample, replays=REPLAYS, runs=RUNS)
+        return {"rows": rows, "asked": name, "us": round(us, 2)}
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
     python tests/bench/gpu/expert_choices.py OUTPUT_DIRECTORY --model qwen3-30b-a3b
 
 Method: random weights of `LAYERS` layers in bfloat16, so that they come from memory; scores drawn
-anew for each layer. What is timed, by `microseconds` of engine_choices.py, is a layer's share of
+anew for each layer. What is timed, by `microseconds` of replays.py, is a layer's share of
 the choice, the order by expert and both products, one layer after the other. The floor is the
 matrices of the experts really touched / 4.58 TB/s. The first line of a number of tokens is
 `expert_tiling`'s own choice.
@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 import triton
-from engine_choices import PROCESSORS, microseconds
+from replays import microseconds
+from step_bench import PROCESSORS
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels.cuts.choices import (

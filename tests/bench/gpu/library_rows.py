@@ -19,6 +19,7 @@ import json
 from pathlib import Path
 
 import torch
+from replays import captured
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels.cuts.choices import Shape
@@ -56,12 +57,8 @@ class Bench:
                 torch.mm(x, weight.t(), out=out)
 
         events = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]
-        with torch.no_grad(), torch.cuda.stream(self.stream):
-            work()
-            graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(capture_error_mode="thread_local")
-            work()
-            graph.capture_end()
+        with torch.cuda.stream(self.stream):
+            graph = captured(work)
             graph.replay()  # the next ones wait for it, not for their launch
             events[0].record()
             for event in events[1:]:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine_kernels import microseconds
+from engine_kernels import REPLAYS, RUNS
+from replays import microseconds
 from step_work import Chunk
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
@@ -87,7 +88,7 @@ class Bench:
                     self.queries, keys, values, self.starts, self.ends, self.tables, self.out
                 )
 
-        us = microseconds(work, LAYERS)
+        us = microseconds(work, replays=REPLAYS, runs=RUNS) / LAYERS
         return {"us": us, "tflop_per_s": self.flop / us / 1e6}
 
 

@@ -2,16 +2,16 @@
 
     python tests/bench/gpu/primed_products.py OUTPUT_DIRECTORY [--model llama-3-8b] [--rows 1]
 
-Method: that of engine_choices.py, whose `Bench` this is. "product": one product of each layer after
-the other, each checked against PyTorch; `share` is that of the floor's speed, the weights at 4.58
-TB/s. The streamed cut is the table's, or the best of a few; the primed cuts are the `--tries` with
-the least estimates; wide ones are tried from 16 rows. "chain": a step's products with the norms
-between them, without rotation and attention, so that the distance to the products' floor is what
-the products lose and what lies between them. "step": a whole decode step but for the sampler. Both
-with the library's, the streamed, the primed and the wide products, and with the best of each, those
-that read ahead and the best also with the primed norm; unchained too. "attention": the step with
-the best products and each cut of attention, Triton's (null: the table's) and those in CUDA C++,
-with either norm.
+Method: that of engine_choices.py. "product": one product of each layer after the other, each
+checked against PyTorch; `share` is that of the floor's speed, the weights at 4.58 TB/s. The
+streamed cut is the table's, or the best of a few; the primed cuts are the `--tries` with the least
+estimates; wide ones are tried from 16 rows. "chain": a step's products with the norms between them,
+without rotation and attention, so that the distance to the products' floor is what the products
+lose and what lies between them. "step": a whole decode step but for the sampler. Both with the
+library's, the streamed, the primed and the wide products, and with the best of each, those that
+read ahead and the best also with the primed norm; unchained too. "attention": the step with the
+best products and each cut of attention, Triton's (null: the table's) and those in CUDA C++, with
+either norm.
 "small kernels with all shared memory" is the shortest step again, with Triton's kernels asking for
 the primed ones' share of a multiprocessor's memory, which has to be empty to change its share.
 "kernels" are those of the shortest step, launched eagerly. What is printed last are lines of the
@@ -31,17 +31,9 @@ from typing import Any
 
 import torch
 from ahead_choices import OneByOne, attentions_for, wide_offers
-from engine_choices import (
-    MAX_ROWS,
-    MODELS,
-    PROCESSORS,
-    ROWS,
-    TILINGS,
-    Bench,
-    candidates,
-    kernels_of,
-    microseconds,
-)
+from engine_choices import MODELS, ROWS, TILINGS, candidates
+from replays import microseconds
+from step_bench import MAX_ROWS, PROCESSORS, Bench, kernels_of
 from triton_kernels import TritonKernels
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES

@@ -27,6 +27,7 @@ import torch
 import triton
 from ahead_choices import OneByOne, attentions_for, wide_offers, with_other_stages
 from cuda.bindings import driver
+from step_bench import MAX_ROWS, NAMES, WITH_EXPERTS
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction, compute_cache_key
 
@@ -193,7 +194,7 @@ def run_grid(shape: Architecture, grid: GraphGrid, gpu: Gpu) -> None:
 def compile_code(shape: Architecture, gpu: Gpu) -> None:
     """What of the measured kernels is CUDA C++."""
     found = measured_choices(shape, HOPPER)
-    kernels_of(shape, choices.MAX_ROWS, cuts=found.cuts, make_ahead=ahead_on(gpu))
+    kernels_of(shape, MAX_ROWS, cuts=found.cuts, make_ahead=ahead_on(gpu))
     load_attentions(gpu, set(found.attentions.values()), shape)
     primed_norm_for(gpu, shape.hidden_size, found.norms)
 
@@ -223,9 +224,9 @@ def run_choices(shape: Architecture) -> None:
             for cut in choices.candidates(name, weight):
                 cuts: dict[Any, Cut | None] = dict.fromkeys((other, tile) for other in products)
                 cuts[weight, tile] = cut
-                multiply(kernels_of(shape, choices.MAX_ROWS, cuts=cuts), name, weight, rows)
+                multiply(kernels_of(shape, MAX_ROWS, cuts=cuts), name, weight, rows)
         for tiling in (DecodeTiling(), *choices.TILINGS):
-            attend(shape, kernels_of(shape, choices.MAX_ROWS, decode=tiling), rows)
+            attend(shape, kernels_of(shape, MAX_ROWS, decode=tiling), rows)
 
 
 def weights_of(shape: Architecture) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -237,7 +238,7 @@ def weights_of(shape: Architecture) -> Iterator[tuple[str, tuple[int, int]]]:
         **{"gate_up": (2 * shape.intermediate_size, hidden)},
         **{"head": (shape.vocabulary_size, hidden)},
     }
-    names = choices.WITH_EXPERTS if shape.experts else choices.NAMES
+    names = WITH_EXPERTS if shape.experts else NAMES
     return ((name, found[name]) for name in names)
 
 

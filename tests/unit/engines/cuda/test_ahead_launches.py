@@ -19,13 +19,13 @@ from blink_persistent.engines.cuda.kernels.ahead.primed_norm import PrimedNorm, 
 from blink_persistent.engines.cuda.kernels.ahead.products import AheadProducts, ahead_on
 from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.cuts.even_attention_cut import EvenCut
-from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import likely_cuts
 from blink_persistent.engines.cuda.kernels.cuts.primed_cut import PrimedCut, PrimedKernel
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Projected, Rotary
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.weights import random_weights
 from blink_persistent.testing.paged_decoder import INACTIVE, PagedDecoder, Part
+from blink_persistent.testing.primed_cuts import likely_cuts
 from blink_persistent.testing.primed_host import HostGpu, Launch
 from blink_server.testing.memory_checkpoint import tiny_architecture
 

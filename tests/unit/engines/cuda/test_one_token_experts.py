@@ -20,7 +20,6 @@ from blink_persistent.engines.cuda.kernels.ahead.one_token_experts import OneTok
 from blink_persistent.engines.cuda.kernels.ahead.products import ahead_on
 from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.cuts.hopper import HOPPER_EXPERTS
-from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import likely_cuts
 from blink_persistent.engines.cuda.kernels.cuts.one_token_cut import (
     ExpertCall,
     OneTokenCut,
@@ -34,6 +33,7 @@ from blink_persistent.engines.cuda.weights import random_weights
 from blink_persistent.gpu import compile as device_code
 from blink_persistent.gpu.structs import layout_assertions
 from blink_persistent.testing.paged_decoder import PagedDecoder, Part
+from blink_persistent.testing.primed_cuts import likely_cuts
 from blink_persistent.testing.primed_host import HostGpu, Way
 
 EXPERTS, CHOSEN, HIDDEN, INNER = 21, 3, 192, 256

@@ -17,7 +17,6 @@ from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import (
     PROCESSORS,
     SHARED_BYTES,
     leaves_registers,
-    likely_cuts,
     primed_candidates,
     step_products,
 )
@@ -28,6 +27,7 @@ from blink_persistent.engines.cuda.kernels.cuts.primed_cut import (
 )
 from blink_persistent.engines.cuda.kernels.cuts.primed_norm_cut import norm_code, norm_cut
 from blink_persistent.gpu import compile as device_code
+from blink_persistent.testing.primed_cuts import likely_cuts
 from blink_persistent.testing.primed_host import HostProducts, Way, bfloat16, float32
 
 CSRC = device_code.SOURCE_DIRECTORY

@@ -248,9 +248,10 @@ HOPPER_ATTENTIONS: Mapping[tuple[Heads, int], AnyAttention] = {
     ((64, 8, 128), 32): EvenCut(warps=4, pairs=2, resident=2),
     ((64, 8, 128), 64): EvenCut(warps=4, pairs=2, resident=2),
 }
-"""In place of Triton's kernels, by the most rows of decode steps whose layers' products are of
-`HOPPER_AHEAD`. Measured at 1, 16, 32 and 64 rows of equal lengths; with Llama's heads also at 2, at
-every fourth number up to 32, and of other lengths; with Qwen3-30B-A3B's also at 2, 4 and 8."""
+"""In place of Triton's kernels, by the most rows: beside products of `HOPPER_AHEAD`; even shares
+from `LEAST_EVEN` on beside any. Measured at 1, 16, 32 and 64 rows of equal lengths; with Llama's
+heads also at 2, at every fourth number up to 32, and of other lengths; with Qwen3-30B-A3B's also at
+2, 4 and 8."""
 
 LEAST_EVEN = 16
 """The fewest rows, of those that the table names, for which attention in even shares was measured

@@ -119,20 +119,6 @@ def likely_cut(shape: Shape, row_tile: int, *, gated: bool, in_parts: bool) -> P
     return min(found, key=rank, default=None)
 
 
-def likely_cuts(architecture: Architecture) -> dict[tuple[Shape, int], PrimedCut]:
-    """Of every product of a model's decode steps that can be cut so.
-
-    Of products with weights of one shape, the first that `step_products` names has the cut.
-    """
-    found: dict[tuple[Shape, int], PrimedCut] = {}
-    for product in step_products(architecture):
-        for tile in ROW_TILES:
-            cut = likely_cut(product.shape, tile, gated=product.gated, in_parts=product.in_parts)
-            if cut is not None:
-                found.setdefault((product.shape, tile), cut)
-    return found
-
-
 APART = ("router", "head")
 """A step reads ahead in all other products; these are streamed, but for few vocabularies'."""
 

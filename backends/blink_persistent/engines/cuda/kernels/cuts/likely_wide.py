@@ -79,7 +79,11 @@ def passes_of(cut: WideCut, size: int) -> int:
 def idle_share(cut: WideCut, size: int) -> float:
     """Of the multiprocessors, those that have nothing to do."""
     tiles = -(-size // cut.features) * cut.splits
-    return 1 - tiles / (passes_of(cut, size) * PROCESSORS)
+    return _idle_share(tiles, passes_of(cut, size))
+
+
+def _idle_share(tiles: int, passes: int) -> float:
+    return 1 - tiles / (passes * PROCESSORS)
 
 
 def _shares(size: int, *, gated: bool, in_parts: bool) -> Iterator[tuple[int, int, int | None]]:
@@ -92,8 +96,7 @@ def _shares(size: int, *, gated: bool, in_parts: bool) -> Iterator[tuple[int, in
                 blocks = -(-tiles // passes)
                 whole = not gated or size % features == 0
                 if whole and FEWEST_BLOCKS <= blocks * splits <= PROCESSORS:
-                    idle = 1 - tiles * splits / (passes * PROCESSORS)
-                    offers.append((idle, features, blocks))
+                    offers.append((_idle_share(tiles * splits, passes), features, blocks))
             if offers:
                 _, features, blocks = min(offers)
                 yield features, splits, None if passes == 1 else blocks
