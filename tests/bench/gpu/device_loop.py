@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from engine_steps import replay_us
+from engine_steps import step_us
 from step_inputs import fill_decode
 
 from blink_persistent.engines.cuda.provisioned import CudaProvisioned
@@ -98,7 +98,7 @@ def measure(model: str, rows: list[int]) -> list[dict[str, Any]]:
             key = GraphKey(DECODE, each, each)
             loop = loop_us(engine, each)
             fill_decode(engine, each, PROMPT + FIRST_STEP + STEPS // 2)
-            same, plain = same_us(engine, key), replay_us(engine, key)
+            same, plain = same_us(engine, key), step_us(engine, key)
             row = {"rows": each, "loop_us": loop, "same_us": same, "plain_us": plain}
             found.append({**row, "over_same": loop / same, "over_plain": loop / plain})
             print(model, found[-1], flush=True)

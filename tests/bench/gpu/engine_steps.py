@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from replays import replay_us
 from step_inputs import fill_decode, fill_prefill
 from step_work import Chunk, CountingKernels, floor_us, flop
 
@@ -60,19 +60,10 @@ RUNS = 5
 PARTS = ("decode", "prefill", "mixed", "scheduler")
 
 
-def replay_us(engine: CudaProvisioned, key: GraphKey) -> float:
+def step_us(engine: CudaProvisioned, key: GraphKey) -> float:
     """Microseconds of one step, replayed from the host."""
-    graph, steps = engine.captured.sources[engine.grid.keys.index(key)], STEPS[key.phase]
-    found = []
-    for _ in range(RUNS + 1):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(steps):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(1e3 * start.elapsed_time(end) / steps)
-    return statistics.median(found[1:])
+    graph = engine.captured.sources[engine.grid.keys.index(key)]
+    return replay_us(graph, replays=STEPS[key.phase], runs=RUNS)
 
 
 def kernels_of(engine: CudaProvisioned, key: GraphKey) -> list[dict[str, Any]]:
@@ -102,7 +93,7 @@ def touched_experts(engine: CudaProvisioned, step: Callable[[Decoder], Any]) -> 
 def measure_decode(engine: CudaProvisioned, rows: int, context: int) -> dict[str, Any]:
     key = GraphKey(DECODE, rows, rows)
     fill_decode(engine, rows, context)
-    step = replay_us(engine, key)
+    step = step_us(engine, key)
     experts = touched_experts(engine, lambda d: d.decode(engine.inputs[DECODE], rows))
     chunks = [Chunk(context, 1)] * rows
     floor = floor_us(engine.decoder.architecture, chunks, rows, experts)
@@ -114,7 +105,7 @@ def measure_prefill(engine: CudaProvisioned, chunks: Sequence[Chunk]) -> dict[st
     tokens, shape = sum(c.tokens for c in chunks), engine.decoder.architecture
     key = GraphKey(PREFILL, len(chunks), tokens)
     fill_prefill(engine, chunks)
-    step = replay_us(engine, key)
+    step = step_us(engine, key)
     work = flop(shape, chunks, len(chunks))
     row = {
         **{"sequences": len(chunks), "tokens": tokens, "longest": max(c.tokens for c in chunks)},
@@ -132,9 +123,9 @@ def measure_mixed(engine: CudaProvisioned, tokens: int, rows: int, context: int)
     experts = touched_experts(engine, lambda d: d.mixed(prefill, decode, 1, tokens, rows))
     all_chunks = [chunk] + [Chunk(context, 1)] * rows
     floor = floor_us(engine.decoder.architecture, all_chunks, 1 + rows, experts)
-    step = replay_us(engine, key)
+    step = step_us(engine, key)
     in_turns = sum(
-        replay_us(engine, k) for k in (GraphKey(PREFILL, 1, tokens), GraphKey(DECODE, rows, rows))
+        step_us(engine, k) for k in (GraphKey(PREFILL, 1, tokens), GraphKey(DECODE, rows, rows))
     )
     row = {
         **{"tokens": tokens, "rows": rows, "replay_us": step, "floor_us": floor},

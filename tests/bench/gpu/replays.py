@@ -20,21 +20,25 @@ def captured(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
 
 
 def microseconds(work: Callable[[], object], *, replays: int = 8, runs: int = 3) -> float:
-    """Of one replay of what `work` enqueues: the median of so many runs of so many replays.
-
-    Each is timed by two device events; a first run does not count.
-    """
+    """Of one replay of what `work` enqueues, as `replay_us`."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())  # what `work` reads is made there
     with torch.cuda.stream(stream):
-        graph = captured(work)
-        found = []
-        for _ in range(runs + 1):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            for _ in range(replays):
-                graph.replay()
-            end.record()
-            end.synchronize()
-            found.append(1e3 * start.elapsed_time(end) / replays)
+        return replay_us(captured(work), replays=replays, runs=runs)
+
+
+def replay_us(graph: torch.cuda.CUDAGraph, *, replays: int, runs: int) -> float:
+    """Microseconds of one replay: the median of so many runs of so many replays.
+
+    Each is timed by two device events on the current stream; a first run does not count.
+    """
+    found = []
+    for _ in range(runs + 1):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(replays):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(1e3 * start.elapsed_time(end) / replays)
     return statistics.median(found[1:])
