@@ -53,8 +53,8 @@ def main() -> None:
         harness.scheduler.launch()
         harness.wait_for_ends(requests)
         plain = checkpoint.dequantized()
-        for slot, request in requests.items():
-            check_greedy(model, plain, request.prompt, harness.output(slot))
+        answers = ((request.prompt, harness.output(slot)) for slot, request in requests.items())
+        check_greedy(model, plain, answers)
     print("all answers are right")
 
 

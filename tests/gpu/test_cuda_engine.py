@@ -206,10 +206,11 @@ def test_the_scheduler_serves_the_model(
         preemptions = harness.ring.field("preemptions")
         assert harness.scheduler.error() is None
     assert (preemptions > 0) == (block_count == 90)
-    for slot, request in requests.items():
+    for slot in requests:
         assert statuses[slot].reason == Reason.MAX_TOKENS
         assert len(outputs[slot]) == 60
-        check_greedy(checkpoint.architecture, plain, request.prompt, outputs[slot])
+    answers = ((request.prompt, outputs[slot]) for slot, request in requests.items())
+    check_greedy(checkpoint.architecture, plain, answers)
 
 
 def test_captured_steps_repeat_and_count(serve: Callable[[int], CudaProvisioned]) -> None:

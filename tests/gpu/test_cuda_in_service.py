@@ -98,9 +98,9 @@ def prompts(count: int) -> dict[int, ScriptedRequest]:
 def check(checkpoint: MemoryCheckpoint, harness: CudaHarness, slots: dict[int, Any]) -> None:
     plain = checkpoint.dequantized()
     statuses = harness.statuses()
-    for slot, request in slots.items():
-        assert statuses[slot].reason == Reason.MAX_TOKENS
-        check_greedy(checkpoint.architecture, plain, request.prompt, harness.output(slot))
+    assert all(statuses[slot].reason == Reason.MAX_TOKENS for slot in slots)
+    answers = ((request.prompt, harness.output(slot)) for slot, request in slots.items())
+    check_greedy(checkpoint.architecture, plain, answers)
 
 
 def launches(harness: CudaHarness) -> set[int]:

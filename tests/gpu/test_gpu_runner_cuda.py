@@ -138,9 +138,8 @@ async def test_answers_are_the_references(
     client = client_of(await server.ready())
     answers = await asyncio.gather(*(stream(client, prompt) for prompt in asked))
     plain = checkpoint.dequantized()
-    for prompt, answer in zip(asked, answers, strict=True):
-        assert len(answer) == TOKENS
-        check_greedy(checkpoint.architecture, plain, prompt, answer)
+    assert [len(answer) for answer in answers] == [TOKENS] * STREAMS
+    check_greedy(checkpoint.architecture, plain, zip(asked, answers, strict=True))
 
 
 async def test_answers_are_right_while_every_core_is_busy_and_every_manager_stands_still(
@@ -162,8 +161,7 @@ async def test_answers_are_right_while_every_core_is_busy_and_every_manager_stan
         answers = await asyncio.gather(*tasks)
     continue_all(stopped)
     plain = checkpoint.dequantized()
-    for prompt, answer in zip(asked[:8], answers[:8], strict=True):
-        check_greedy(checkpoint.architecture, plain, prompt, answer)
+    check_greedy(checkpoint.architecture, plain, zip(asked[:8], answers[:8], strict=True))
     assert [len(answer) for answer in answers] == [TOKENS] * STREAMS
 
 
@@ -188,8 +186,7 @@ async def test_a_second_version_takes_over_under_streams_none_of_which_fails(
     await server.line("tiny:1 is given back")
     swapped.set()
     await asyncio.gather(*tasks)
-    for prompt, answer in answers[:: max(len(answers) // 16, 1)]:
-        check_greedy(checkpoint.architecture, plain, prompt, answer)
+    check_greedy(checkpoint.architecture, plain, answers[:: max(len(answers) // 16, 1)])
     assert all(len(answer) == TOKENS for _, answer in answers)
     parks = [float(each) for each in re.findall(r"parks took (\S+) ms", server.output)]
     print(len(answers), "answers, longest park", max(parks), "ms")

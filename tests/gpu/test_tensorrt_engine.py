@@ -130,9 +130,9 @@ def test_the_scheduler_serves_the_plan(engine: Any, checkpoint: MemoryCheckpoint
         outputs = {slot: harness.output(slot) for slot in requests}
         assert harness.ring.field("preemptions") > 0
         assert harness.scheduler.error() is None
-    for slot, request in requests.items():
-        assert statuses[slot].reason == Reason.MAX_TOKENS
-        check_greedy(checkpoint.architecture, plain, request.prompt, outputs[slot])
+    assert all(statuses[slot].reason == Reason.MAX_TOKENS for slot in requests)
+    answers = ((request.prompt, outputs[slot]) for slot, request in requests.items())
+    check_greedy(checkpoint.architecture, plain, answers)
 
 
 @pytest.fixture
@@ -173,4 +173,4 @@ async def test_text_is_served_from_the_plan(
     )
     found = token_ids(answer.choices[0].text)
     assert len(found) == 40
-    check_greedy(checkpoint.architecture, checkpoint.dequantized(), tuple(prompt), tuple(found))
+    check_greedy(checkpoint.architecture, checkpoint.dequantized(), [(prompt, found)])

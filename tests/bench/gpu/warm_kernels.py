@@ -38,12 +38,19 @@ from blink_persistent.engines.cuda.kernels.ahead.attention import load_attention
 from blink_persistent.engines.cuda.kernels.ahead.one_token_experts import OneTokenExperts
 from blink_persistent.engines.cuda.kernels.ahead.primed_norm import primed_norm_for
 from blink_persistent.engines.cuda.kernels.ahead.products import ahead_on
-from blink_persistent.engines.cuda.kernels.cuts.choices import AheadCut, Cut, DecodeTiling, row_tile
+from blink_persistent.engines.cuda.kernels.cuts.choices import (
+    AheadCut,
+    Cut,
+    DecodeTiling,
+    StepChoices,
+    row_tile,
+)
 from blink_persistent.engines.cuda.kernels.cuts.hopper import (
     measured,
     measured_choices,
     prefills_by_pages,
 )
+from blink_persistent.engines.cuda.kernels.cuts.likely_choices import likely_choices
 from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import step_products
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.memory import most_sampled, most_tokens
@@ -141,6 +148,11 @@ class CodeShare(Gpu):
     def own(self, function: str, *arguments: object) -> None: ...
 
 
+def choices_of(shape: Architecture) -> StepChoices:
+    """What the engine's steps have by default."""
+    return likely_choices(shape, measured_choices(shape, HOPPER), HOPPER, PROCESSORS)
+
+
 def kernels_of(shape: Architecture, rows: int, **options: Any) -> FusedKernels:
     return FusedKernels(
         shape,
@@ -166,7 +178,7 @@ class OneToken(OneTokenExperts):
 
 def run_grid(shape: Architecture, grid: GraphGrid, gpu: Gpu) -> None:
     """Every key's step. `gpu` gets what is CUDA C++ where kernels of Triton's belong to it."""
-    sizes, found = (most_tokens(grid), most_sampled(grid)), measured_choices(shape, HOPPER)
+    sizes, found = (most_tokens(grid), most_sampled(grid)), choices_of(shape)
     experts = found.one_token_experts
     decoder = Decoder(
         architecture=shape,
@@ -192,8 +204,8 @@ def run_grid(shape: Architecture, grid: GraphGrid, gpu: Gpu) -> None:
 
 
 def compile_code(shape: Architecture, gpu: Gpu) -> None:
-    """What of the measured kernels is CUDA C++."""
-    found = measured_choices(shape, HOPPER)
+    """What of a step's kernels is CUDA C++."""
+    found = choices_of(shape)
     kernels_of(shape, MAX_ROWS, cuts=found.cuts, make_ahead=ahead_on(gpu))
     load_attentions(gpu, set(found.attentions.values()), shape)
     primed_norm_for(gpu, shape.hidden_size, found.norms)

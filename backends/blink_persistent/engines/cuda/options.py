@@ -5,8 +5,9 @@ random ones need model, a name of `ARCHITECTURES`, and no file. dtype: of weight
 KV entries, "bfloat16". block_size: KV entries of a block.
 block_count: blocks of KV memory, the null block included; by default what memory is left. capture:
 "all" graphs before the version is ready, or a coarse part of the grid, and the rest in the
-"background" of the requests. decode_kernels: "measured", those that were fastest, or "likely",
-what is likely the fastest where nothing was measured, too. device, scheduler: see `place.py`.
+"background" of the requests. decode_kernels: "likely", those that were fastest, and what is likely
+the fastest where nothing was measured, or "measured", the former alone. device, scheduler: see
+`place.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ DEFAULT_BLOCK_SIZE = 64
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 _SOURCES = ("file", "random")
 _CAPTURES = ("all", "background")
-_DECODE_KERNELS = ("measured", "likely")
+_DECODE_KERNELS = ("likely", "measured")
 _NAMES = (
     *("name", *PLACE_OPTIONS),
     *("file", "weights", "model", "dtype", "block_size", "block_count", "capture"),
@@ -48,7 +49,7 @@ class CudaOptions:
     block_size: int
     block_count: int | None
     in_background: bool = False  # most graphs are captured
-    likely_kernels: bool = False
+    likely_kernels: bool = True
 
 
 def read_options(version: ModelVersion) -> CudaOptions:
@@ -70,7 +71,7 @@ def checked_options(version: ModelVersion, architecture: Architecture) -> CudaOp
         block_size=given.get("block_size", DEFAULT_BLOCK_SIZE),
         block_count=given.get("block_count"),
         in_background=given.get("capture") == "background",
-        likely_kernels=given.get("decode_kernels") == "likely",
+        likely_kernels=given.get("decode_kernels", "likely") == "likely",
     )
 
 
@@ -110,7 +111,7 @@ def _problems(version: ModelVersion, given: dict[str, Any]) -> Iterator[Problem]
         yield problem("block_size", f"must be one of {', '.join(map(str, BLOCK_SIZES))}")
     if given.get("capture", "all") not in _CAPTURES:
         yield problem("capture", f"must be one of {', '.join(_CAPTURES)}")
-    if given.get("decode_kernels", "measured") not in _DECODE_KERNELS:
+    if given.get("decode_kernels", "likely") not in _DECODE_KERNELS:
         yield problem("decode_kernels", f"must be one of {', '.join(_DECODE_KERNELS)}")
     count = given.get("block_count", 2)
     if type(count) is not int or count < 2:

@@ -56,7 +56,7 @@ def version(
         (
             {**RANDOM, "decode_kernels": "primed"},
             "engine.decode_kernels",
-            "must be one of measured, likely",
+            "must be one of likely, measured",
         ),
         ({**RANDOM, "speed": 1}, "engine.speed", "use one of"),
         ({}, "", "is missing: import the model"),
@@ -68,6 +68,12 @@ def test_wrong_options_are_named(
     (problem,) = CudaEngine().check(version(tmp_path, options))
     assert problem.field == field
     assert expected in problem.expected
+
+
+def test_what_is_likely_the_fastest_is_the_default() -> None:
+    given = [{}, {"decode_kernels": "likely"}, {"decode_kernels": "measured"}]
+    found = [read_options(version(Path(), {**RANDOM, **options})) for options in given]
+    assert [options.likely_kernels for options in found] == [True, True, False]
 
 
 def test_a_context_beyond_the_models_is_refused(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ def test_answers_of_mixed_steps_are_the_models(block_count: int) -> None:
     assert (preemptions > 0) == (block_count == 8)
     for request, answer in zip(requests(), answers, strict=True):
         assert len(answer) == request.max_tokens
-        check_greedy(MODEL, PLAIN, request.prompt, answer)
+    prompts = [request.prompt for request in requests()]
+    check_greedy(MODEL, PLAIN, zip(prompts, answers, strict=True))
 
 
 def test_answers_in_turns_are_the_same() -> None:
