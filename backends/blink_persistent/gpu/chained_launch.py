@@ -6,7 +6,7 @@ import ctypes
 from functools import partial
 from typing import Any
 
-from blink_persistent.gpu.driver import Gpu
+from blink_persistent.gpu.driver import Gpu, prefer_shared_memory
 
 
 class ChainedKernel:
@@ -23,9 +23,7 @@ class ChainedKernel:
         wanted = gpu.driver.CUfunction_attribute
         most = wanted.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         gpu.call("cuFuncSetAttribute", function, most, shared_bytes)
-        # All of a multiprocessor's, since one that has to change its share first has to be empty.
-        share = wanted.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-        gpu.call("cuFuncSetAttribute", function, share, 100)
+        prefer_shared_memory(gpu, function)
 
     def allow_large_clusters(self) -> None:
         """Of up to 16 blocks, instead of 8. Raises CudaError."""
@@ -34,11 +32,18 @@ class ChainedKernel:
         self._gpu.call("cuFuncSetAttribute", self._function, large, 1)
 
     def launch(
-        self, grid: int, stream: int, *arguments: Any, chained: bool, cluster: int = 1
+        self,
+        grid: int,
+        stream: int,
+        *arguments: Any,
+        chained: bool,
+        cluster: int = 1,
+        cooperative: bool = False,
     ) -> None:
         """Launch, or record, that many blocks; each argument is a value of `ctypes`.
 
-        `cluster`: how many blocks run together, a divisor of `grid`.
+        `cluster`: how many blocks run together, a divisor of `grid`. `cooperative`: all of them do,
+        as soon as there is room; not of one that is chained.
 
         Waits as `Gpu.launch` does. Raises CudaError.
         """
@@ -59,6 +64,12 @@ class ChainedKernel:
             size = together.value.clusterDim
             size.x, size.y, size.z = cluster, 1, 1
             attributes.append(together)
+        if cooperative:
+            assert not chained
+            at_once = driver.CUlaunchAttribute()
+            at_once.id = kind.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            at_once.value.cooperative = 1
+            attributes.append(at_once)
         if attributes:
             config.attrs, config.numAttrs = attributes, len(attributes)
         places = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))

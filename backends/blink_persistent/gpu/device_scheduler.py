@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from blink_persistent.gpu import structs
 from blink_persistent.gpu.device_ring import DeviceRing
-from blink_persistent.gpu.driver import CudaError, Gpu
+from blink_persistent.gpu.driver import CudaError, Gpu, prefer_shared_memory
 from blink_persistent.gpu.graphs import device_graph
 from blink_persistent.ring import Command, Condition
 
@@ -79,6 +79,7 @@ class DeviceScheduler:
         initialize = program.function("blink_initialize_state")
         self._addresses = self._make_state(initialize, trace_capacity)
         kernel = program.function("blink_scheduler")
+        prefer_shared_memory(gpu, kernel)  # kernels of steps may have to stand beside it
         self._graph = device_graph(
             gpu, lambda stream: gpu.launch(kernel, 1, LANES, stream, (self._address, c_uint64))
         )

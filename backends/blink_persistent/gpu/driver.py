@@ -52,6 +52,16 @@ def checked_call(driver: Any, function: str, *arguments: object) -> Any:
     return results[0] if results else None
 
 
+def prefer_shared_memory(gpu: Gpu, function: Any) -> None:
+    """Have a multiprocessor with blocks of this kernel give all it can to shared memory.
+
+    One that has to change its share must be empty first, so that others' blocks would wait for the
+    end of these. Raises CudaError.
+    """
+    share = gpu.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    gpu.call("cuFuncSetAttribute", function, share, 100)
+
+
 class Gpu:
     """One device. `arch` is its real architecture ("sm_90"), `io` the stream for copies.
 

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -33,8 +34,11 @@ from replays import replay_us
 from step_inputs import fill_decode, fill_prefill
 from step_work import Chunk, CountingKernels, floor_us, flop
 
+from blink_persistent.engines.cuda import provisioned
+from blink_persistent.engines.cuda.kernels.cuts.choices import StepChoices
+from blink_persistent.engines.cuda.kernels.cuts.layers_cut import LayersCut
 from blink_persistent.engines.cuda.model import Decoder
-from blink_persistent.engines.cuda.provisioned import CudaProvisioned
+from blink_persistent.engines.cuda.provisioned import CudaProvisioned, step_choices
 from blink_persistent.graph_grid import DECODE, MIXED, PREFILL, GraphGrid, GraphKey
 from blink_persistent.testing.cuda_harness import CudaHarness, cuda_version, provision
 from blink_persistent.testing.scripted_request import ScriptedRequest
@@ -176,6 +180,20 @@ def grid_to_measure() -> GraphGrid:
     return GraphGrid(tuple(keys))
 
 
+def choices_with(layers: str | None) -> Callable[..., StepChoices]:
+    """`step_choices`, but all layers in one kernel as `--layers` says."""
+
+    def choose(*arguments: Any) -> StepChoices:
+        found = step_choices(*arguments)
+        if layers is None or not found.layers:
+            return found
+        cuts = [part.split("=") for part in layers.split()] if layers != "none" else []
+        given = {int(most): LayersCut(*map(int, cut.split(","))) for most, cut in cuts}
+        return replace(found, layers=given)
+
+    return choose
+
+
 def measure(model: str, context: int, decode_kernels: str, parts: Sequence[str]) -> dict[str, Any]:
     grid = grid_to_measure()
     options = {"weights": "random", "model": model, "decode_kernels": decode_kernels}
@@ -217,14 +235,21 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--model", action="append", required=True)
     parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--decode-kernels", default="measured", help="the engine's option")
+    parser.add_argument("--decode-kernels", default="likely", help="the engine's option")
+    parser.add_argument(
+        "--layers",
+        help='"none", or "8=7,4,6,1,6,2,7,2": in place of the tables\' cuts of all layers in one '
+        "kernel, by the most rows",
+    )
     parser.add_argument("--only", choices=PARTS, action="append", help="by default all")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     decode = arguments.decode_kernels
     for model in arguments.model:
-        found = measure(model, arguments.context, decode, arguments.only or PARTS)
-        name = "steps" if decode == "measured" else f"steps-{decode}"
+        with patch.object(provisioned, "step_choices", choices_with(arguments.layers)):
+            found = measure(model, arguments.context, decode, arguments.only or PARTS)
+        found["layers"] = arguments.layers
+        name = f"steps-{decode}" if arguments.layers is None else f"steps-{decode}-other-layers"
         path = arguments.output / f"{name}-{model}.json"
         path.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -1,4 +1,5 @@
-"""A chained launch asks for the overlap and for the shared memory, and waits as others do."""
+"""A launch asks for the overlap, or for all blocks at once, and for the shared memory, and waits as
+others do."""
 
 from __future__ import annotations
 
@@ -59,3 +60,14 @@ def test_a_launch_is_configured(chained: bool) -> None:
         serial = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         assert overlap.id == serial
         assert overlap.value.programmaticStreamSerializationAllowed == 1
+
+
+def test_all_blocks_can_be_launched_at_once() -> None:
+    gpu: Any = FakeGpu()
+    kernel = ChainedKernel(gpu, SimpleNamespace(), threads=96, shared_bytes=0)
+    kernel.launch(7, 0, c_uint32(5), c_uint64(6), chained=False, cooperative=True)
+    (attribute,) = gpu.calls[-1][1].attrs
+    assert attribute.id == driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    assert attribute.value.cooperative == 1
+    with pytest.raises(AssertionError):
+        kernel.launch(7, 0, c_uint32(5), c_uint64(6), chained=True, cooperative=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +32,20 @@ def rotary_tables(architecture: Architecture, context_length: int, *, device: An
     return Rotary(cos, sin)
 
 
+class StepLayers(Protocol):
+    """All layers of a decode step at once, for one model, its cache and workspace."""
+
+    def takes(self, rows: int) -> bool:
+        """Can it make a step of so many rows?"""
+        ...
+
+    def __call__(self, inputs: StepInputs, rows: int) -> None:
+        """Append to the KV, and make the workspace's residual stream, in which the rows' tokens are
+        embedded, what it is behind the last layer. The rest of the workspace may be written.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Decoder:
     """One model in memory. Its steps run on the current stream; one at a time."""
@@ -42,9 +56,14 @@ class Decoder:
     cache: KvCache
     work: Workspace
     kernels: Kernels
+    all_layers: StepLayers | None = None  # in place of `kernels`, in decode steps that it takes
 
     def decode(self, inputs: StepInputs, rows: int) -> Tensor:
         """One token of each row. Logits, float32 [rows, vocabulary], a view of the workspace."""
+        if self.all_layers is not None and self.all_layers.takes(rows):
+            self._embed(inputs.token_ids[:rows], slice(rows))
+            self.all_layers(inputs, rows)
+            return self._logits(self._last_norm(rows))
         return self._logits(self._layers(rows, self._begin_rows(inputs, rows, 0)))
 
     def prefill(self, inputs: StepInputs, sequences: int, tokens: int) -> Tensor:
@@ -145,6 +164,13 @@ class Decoder:
                     normed, layer.gate_up, layer.down, work.experts
                 )
             self.kernels.add_norm(delta, next_gain, epsilon, residual, normed)
+        return normed
+
+    def _last_norm(self, t: int) -> Tensor:
+        """The normed residual stream of t tokens, [t, hidden], with nothing to be added before."""
+        work, epsilon = self.work, self.architecture.rms_norm_eps
+        residual, normed, nothing = work.residual[:t], work.normed[:t], work.delta[None, :t][:0]
+        self.kernels.add_norm(nothing, self.weights.norm, epsilon, residual, normed)
         return normed
 
     def _attention(self, number: int, layer: LayerWeights, t: int, mix: Mix) -> Tensor:

@@ -5,7 +5,6 @@ The GPU is the first that CUDA_VISIBLE_DEVICES leaves.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,11 +17,13 @@ from blink_persistent.engines import DeviceSampling, ProvisionLimits
 from blink_persistent.engines.captured import CapturedEngine
 from blink_persistent.engines.cuda.first_use import loading_in_slices
 from blink_persistent.engines.cuda.kernels.ahead.attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead.layers import AllLayers
 from blink_persistent.engines.cuda.kernels.ahead.one_token_experts import OneTokenExperts
 from blink_persistent.engines.cuda.kernels.ahead.primed_norm import primed_norm_for
 from blink_persistent.engines.cuda.kernels.ahead.products import ahead_on
 from blink_persistent.engines.cuda.kernels.cuts.choices import StepChoices
 from blink_persistent.engines.cuda.kernels.cuts.hopper import measured_choices
+from blink_persistent.engines.cuda.kernels.cuts.layers_cut import PAGE
 from blink_persistent.engines.cuda.kernels.cuts.likely_choices import likely_choices
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.library import leave_multiprocessors, load_products
@@ -42,8 +43,6 @@ from blink_persistent.engines.cuda.weights import Weights, random_weights, read_
 from blink_persistent.engines.kv_memory import memory_budget
 from blink_persistent.graph_grid import DECODE, PREFILL, GraphGrid, GraphKey
 from blink_server.backend import ModelVersion
-
-log = logging.getLogger(__name__)
 
 SCHEDULERS_PROCESSORS = 1  # multiprocessors that the resident scheduler keeps to itself
 HOPPER = 9  # compute capability from which kernels can be chained
@@ -156,20 +155,32 @@ class CudaProvisioned(CapturedEngine):
     def _decoder(self, weights: Weights, options: CudaOptions) -> Decoder:
         architecture, grid, device = options.architecture, self.grid, self.device
         places = {"device": device, "dtype": torch.bfloat16}
-        return Decoder(
+        choices = self._choices(options)
+        decoder = Decoder(
             architecture=architecture,
             weights=weights,
             rotary=rotary_tables(architecture, self.limits.context_length, device=device),
             cache=KvCache.allocate(architecture, self.block_count, options.block_size, **places),
             work=Workspace.allocate(architecture, most_tokens(grid), most_sampled(grid), **places),
-            kernels=self._kernels(options),
+            kernels=self._kernels(options, choices),
+        )
+        if not choices.layers:
+            return decoder
+        parts = decoder.weights, decoder.rotary, decoder.cache, decoder.work
+        return replace(
+            decoder, all_layers=AllLayers(self.gpu, architecture, *parts, choices.layers)
         )
 
-    def _kernels(self, options: CudaOptions) -> FusedKernels:
+    def _choices(self, options: CudaOptions) -> StepChoices:
+        properties = torch.cuda.get_device_properties(self.device)
+        capability = properties.major, properties.minor
+        processors = properties.multi_processor_count - SCHEDULERS_PROCESSORS
+        return step_choices(options, capability, processors)
+
+    def _kernels(self, options: CudaOptions, choices: StepChoices) -> FusedKernels:
         architecture, grid = options.architecture, self.grid
         properties = torch.cuda.get_device_properties(self.device)
         processors = properties.multi_processor_count - SCHEDULERS_PROCESSORS
-        choices = step_choices(options, (properties.major, properties.minor), processors)
         sizes: dict[str, Any] = {"max_rows": grid.max_rows, "device": self.device}
         attention, experts = None, None
         if choices.attentions:
@@ -197,10 +208,9 @@ def step_choices(options: CudaOptions, capability: tuple[int, int], processors: 
     """The kernels that the options ask for, on a GPU of that compute capability, with so many
     multiprocessors for them."""
     known = measured_choices(options.architecture, capability, processors)
-    if not options.likely_kernels:
-        return known
-    if capability[0] not in PRIMED:
-        log.warning("kernels that read ahead are not for GPUs like sm_%d%d", *capability)
+    if options.block_size % PAGE != 0:
+        known = replace(known, layers={})
+    if not options.likely_kernels or capability[0] not in PRIMED:
         return known
     return likely_choices(options.architecture, known, capability, processors)
 

@@ -195,6 +195,7 @@ def test_what_the_library_computed_is_for_even_shares_or_the_other_kernels(gpu: 
     assert norm.takes(torch.empty(2, 64, 192))
     assert not norm.takes(torch.empty(2, 65, 192))
     assert not norm.takes(torch.empty(1, 8, 192, dtype=torch.bfloat16))
+    assert not norm.takes(torch.empty(0, 8, 192))
     assert primed_norm_for(gpu, 191) is None
 
 

@@ -19,6 +19,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from blink_persistent.engines import ProvisionLimits
 from blink_persistent.engines.cuda import provisioned, step_tensors
 from blink_persistent.engines.cuda.engine import CudaEngine
+from blink_persistent.engines.cuda.kernels.cuts.choices import StepChoices
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
 from blink_persistent.engines.cuda.weight_file import write_weights
@@ -80,7 +81,7 @@ class Stepping(ReferenceKernels, FusedKernels):
     """All that `FusedKernels` hold, while steps are run in plain PyTorch."""
 
 
-def hold_fused(engine: provisioned.CudaProvisioned, options: Any) -> Stepping:
+def hold_fused(engine: provisioned.CudaProvisioned, options: Any, choices: Any) -> Stepping:
     return Stepping(
         options.architecture,
         max_rows=engine.grid.max_rows,
@@ -114,6 +115,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     monkeypatch.setattr(provisioned, "device_words", words)
     monkeypatch.setattr(provisioned, "load_products", lambda device: None)
     monkeypatch.setattr(provisioned, "leave_multiprocessors", lambda count: None)
+    monkeypatch.setattr(provisioned.CudaProvisioned, "_choices", lambda *_: StepChoices())
     monkeypatch.setattr(provisioned.CudaProvisioned, "_kernels", hold_fused)
     return made
 

@@ -15,8 +15,13 @@ driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is no
 
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels import fused
+from blink_persistent.engines.cuda.kernels.ahead.layers import AllLayers
 from blink_persistent.engines.cuda.kernels.cuts.choices import StepChoices
-from blink_persistent.engines.cuda.kernels.cuts.hopper import measured, prefills_by_pages
+from blink_persistent.engines.cuda.kernels.cuts.hopper import (
+    HOPPER_LAYERS,
+    measured,
+    prefills_by_pages,
+)
 from blink_persistent.engines.cuda.kernels.in_triton import (
     decode_attention,
     grouped,
@@ -119,7 +124,7 @@ def decoder_of(gpu: Told, model: str, block_size: int = BLOCK_SIZE, **options: b
         grid=SimpleNamespace(max_rows=MAX_ROWS),
         limits=SimpleNamespace(max_blocks=MAX_BLOCKS),
     )
-    kernels = CudaProvisioned._kernels(engine, asked)
+    kernels = CudaProvisioned._kernels(engine, asked, step_choices(asked, HOPPER, PROCESSORS - 1))
     short = replace(shape, layers=1)
     return Decoder(
         architecture=short,
@@ -181,6 +186,47 @@ def test_a_step_of_llama_is_the_one_that_was_measured(gpu: Told, rows: int) -> N
     assert launches(gpu, "llama-3-8b", rows) == [*BEGIN, *LLAMA[rows]]
 
 
+@pytest.mark.parametrize(
+    ("model", "rows", "vocabulary"),
+    [
+        ("llama-3-8b", 1, "stream_product"),
+        ("llama-3-8b", 9, "blink_wide_112_16_2_7_1"),
+        ("qwen3-8b", 16, "stream_product"),
+    ],
+)
+def test_all_layers_of_few_rows_are_one_kernel(
+    gpu: Told, model: str, rows: int, vocabulary: str
+) -> None:
+    """Nothing tells where the rows' tokens are; what follows is placed while it ends."""
+    decoder = decoder_of(gpu, model)
+    parts = decoder.weights, decoder.rotary, decoder.cache, decoder.work
+    whole: Any = gpu
+    layers = AllLayers(whole, decoder.architecture, *parts, HOPPER_LAYERS)
+    gpu.names.clear()
+    inputs = empty_inputs(MAX_ROWS, MAX_ROWS, MAX_BLOCKS, device="meta")
+    replace(decoder, all_layers=layers).decode(inputs, rows)
+    begun, made, *rest = gpu.names
+    most = min(most for most in HOPPER_LAYERS if rows <= most)
+    assert begun == "embed_norm"
+    assert made == f"{HOPPER_LAYERS[most].kernel_name(most)} alone"
+    assert rest == ["add_norm", vocabulary]
+
+
+@pytest.mark.parametrize(
+    ("block_size", "made"), [(16, False), (32, False), (64, True), (128, True)]
+)
+def test_blocks_of_the_kv_have_to_be_whole_pages(block_size: int, made: bool) -> None:
+    asked = CudaOptions(
+        architecture=ARCHITECTURES["llama-3-8b"],
+        file=None,
+        block_size=block_size,
+        block_count=None,
+    )
+    found = step_choices(asked, HOPPER, PROCESSORS - 1)
+    assert found.layers == (HOPPER_LAYERS if made else {})
+    assert found.cuts
+
+
 QWEN_30B = {
     1: [
         *("blink_product_10_1_8_4_3", "blink_cluster_4_128_3", "blink_product_8_1_8_4_4"),
@@ -230,36 +276,35 @@ LIKELY = {
 
 @pytest.mark.parametrize("model", ["qwen3-8b", "qwen2.5-7b"])
 @pytest.mark.parametrize("rows", LIKELY)
-def test_what_is_likely_can_be_asked_for(gpu: Told, model: str, rows: int) -> None:
+def test_models_that_were_not_measured_have_what_is_likely(
+    gpu: Told, model: str, rows: int
+) -> None:
     product, attention, gated = LIKELY[rows]
     kinds = [product, attention, product, "add_norm", gated, product, "add_norm"]
-    found = launches(gpu, model, rows, likely_kernels=True)
+    found = launches(gpu, model, rows)
     assert len(found) == len(BEGIN) + len(kinds) + 1
     for name, kind in zip(found, [*BEGIN, *kinds, "stream_product"], strict=True):
         assert name.startswith(kind)
         assert not name.endswith("alone")
 
 
+def test_what_was_measured_alone_can_be_asked_for(gpu: Told) -> None:
+    found = launches(gpu, "qwen3-8b", 1, likely_kernels=False)
+    assert not [name for name in found if name.startswith("blink_")]
+
+
 def test_what_was_measured_is_likely_the_fastest(gpu: Told) -> None:
     for model in ("llama-3-8b", "smollm2-135m", "qwen3-30b-a3b", "phi-4"):
-        assert launches(gpu, model, 1, likely_kernels=True) == launches(gpu, model, 1)
+        assert launches(gpu, model, 1, likely_kernels=False) == launches(gpu, model, 1)
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (12, 0)])
-def test_gpus_with_less_shared_memory_have_no_primed_kernels(
-    capability: tuple[int, int], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_gpus_with_less_shared_memory_have_no_primed_kernels(capability: tuple[int, int]) -> None:
     asked = CudaOptions(
-        architecture=ARCHITECTURES["phi-4"],
-        file=None,
-        block_size=BLOCK_SIZE,
-        block_count=None,
-        likely_kernels=True,
+        architecture=ARCHITECTURES["phi-4"], file=None, block_size=BLOCK_SIZE, block_count=None
     )
     assert step_choices(asked, (10, 0), PROCESSORS).cuts
-    assert not caplog.messages
     assert step_choices(asked, capability, PROCESSORS) == StepChoices()
-    assert "kernels that read ahead are not for GPUs like sm_" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,28 @@ BLINK_DEV inline uint32_t bfloat16_of(float value) {
 
 BLINK_DEV inline uint32_t pack_bfloat16(float low, float high) { return bfloat16_of(low) | bfloat16_of(high) << 16; }
 
+// To within two units of the last place. The exact ones are calls of functions, for which
+// multiplications on the tensor cores would wait.
+BLINK_DEV inline float quotient(float value, float by) {
+#ifdef __CUDA_ARCH__
+    return __fdividef(value, by);
+#else
+    return value / by;
+#endif
+}
+BLINK_DEV inline float inverse_root(float value) {
+#ifdef __CUDA_ARCH__
+    return rsqrtf(value);
+#else
+    return 1.0f / sqrtf(value);
+#endif
+}
+
 BLINK_DEV inline float silu(float value) {
 #ifdef __CUDA_ARCH__
-    return __fdividef(value, 1.0f + __expf(-value));
+    return quotient(value, 1.0f + __expf(-value));
 #else
-    return value / (1.0f + expf(-value));
+    return quotient(value, 1.0f + expf(-value));
 #endif
 }
 

@@ -6,6 +6,31 @@
 
 namespace blink {
 
+// Of a lane, two elements of each half of a head: the head's norm, if it has one, and the rotation of
+// each element with that in the other half. By all lanes of a warp.
+template <uint32_t kHeadDim, class Port>
+BLINK_DEV inline void turn_head(Port& port, const uint16_t* gain, float epsilon, const float (&cos)[2],
+                                const float (&sin)[2], float (&low)[2], float (&high)[2]) {
+    constexpr uint32_t kHalf = kHeadDim / 2;
+    const uint32_t lane = port.thread() % 32;
+    const bool used = 2 * lane < kHalf;
+    if (gain != nullptr) {
+        float square = used ? low[0] * low[0] + low[1] * low[1] + high[0] * high[0] + high[1] * high[1] : 0.0f;
+        for (uint32_t mask = 16; mask > 0; mask /= 2) square += port.exchange_xor(square, mask);
+        const float scale = inverse_root(square / kHeadDim + epsilon);
+        const uint16_t* const own = gain + (used ? 2 * lane : 0);
+        for (uint32_t j = 0; j < 2; ++j) {
+            low[j] *= scale * float_of(own[j]);
+            high[j] *= scale * float_of(own[kHalf + j]);
+        }
+    }
+    for (uint32_t j = 0; j < 2; ++j) {
+        const float first = low[j], second = high[j];
+        low[j] = first * cos[j] - second * sin[j];
+        high[j] = second * cos[j] + first * sin[j];
+    }
+}
+
 // `heads` [kMostGroup + 2, kHeadDim] in shared memory, by `key_place`: the group's queries, zeros
 // to kMostGroup, the key, the value. `kRounded`: the projection may be the library's, too.
 template <class Port, uint32_t kWarps, uint32_t kHeadDim, bool kRounded>
@@ -58,7 +83,9 @@ class NewToken {
 #pragma unroll
         for (uint32_t n = 0; n < kCount; ++n) {
             const uint32_t head = first + n * kWarps;
-            if (head <= group_.heads) turn(head < group_.heads ? a_.q_norm : a_.k_norm, low[n], high[n]);
+            if (head <= group_.heads)
+                turn_head<kHeadDim>(port_, head < group_.heads ? a_.q_norm : a_.k_norm, a_.epsilon, cos_, sin_, low[n],
+                                    high[n]);
             if (2 * lane_ < kHalf) keep(head < group_.heads ? head : kMostGroup + head - group_.heads, low[n], high[n]);
         }
     }
@@ -139,26 +166,6 @@ class NewToken {
     BLINK_DEV static void add(float (&sums)[2], uint64_t values) {
         sums[0] += from_bits(static_cast<uint32_t>(values));
         sums[1] += from_bits(static_cast<uint32_t>(values >> 32));
-    }
-
-    // The head's norm, if it has one, and the rotation of each element with that in the other half.
-    BLINK_DEV void turn(const uint16_t* gain, float (&low)[2], float (&high)[2]) {
-        const bool used = 2 * lane_ < kHalf;
-        const uint32_t i = used ? 2 * lane_ : 0;
-        if (gain != nullptr) {
-            float square = used ? low[0] * low[0] + low[1] * low[1] + high[0] * high[0] + high[1] * high[1] : 0.0f;
-            for (uint32_t mask = 16; mask > 0; mask /= 2) square += port_.exchange_xor(square, mask);
-            const float scale = 1.0f / sqrtf(square / kHeadDim + a_.epsilon);
-            for (uint32_t j = 0; j < 2; ++j) {
-                low[j] *= scale * float_of(gain[i + j]);
-                high[j] *= scale * float_of(gain[i + kHalf + j]);
-            }
-        }
-        for (uint32_t j = 0; j < 2; ++j) {
-            const float first = low[j], second = high[j];
-            low[j] = first * cos_[j] - second * sin_[j];
-            high[j] = second * cos_[j] + first * sin_[j];
-        }
     }
 
     // In row `row` of the heads: queries, then from kMostGroup on the key and the value, which are

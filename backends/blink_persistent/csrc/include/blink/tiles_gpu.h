@@ -45,14 +45,8 @@ class GpuTiles {
                      : "memory");
     }
     __device__ static void await(uint64_t* barrier, uint32_t parity) {
-        uint32_t done;
-        do {
-            asm volatile(
-                "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                : "=r"(done)
-                : "r"(address(barrier)), "r"(parity)
-                : "memory");
-        } while (!done);
+        while (!is_done(barrier, parity)) {
+        }
     }
     __device__ static void arrive(uint64_t* barrier) {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(barrier)) : "memory");
@@ -61,13 +55,17 @@ class GpuTiles {
     // The L2 cache need not keep what is read once a step.
     __device__ static void copy_once(unsigned char* to, const TensorMap* map, uint32_t inner, uint32_t row,
                                      uint64_t* barrier) {
-        copy_box(to, map, inner, row, barrier, 0x12F0000000000000ull);
+        copy_box(to, map, inner, row, barrier, kPass);
     }
     __device__ static void copy_often(unsigned char* to, const TensorMap* map, uint32_t inner, uint32_t row,
                                       uint64_t* barrier) {
         copy_box(to, map, inner, row, barrier, kKeep);
     }
 
+    // The descriptor of rows of 128 swizzled bytes, of which eights lie 1,024 bytes apart.
+    __device__ static uint64_t matrix(const unsigned char* place) {
+        return (address(place) & 0x3ffffu) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
+    }
     __device__ static void begin_multiply() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
     __device__ static void commit_multiply() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
     template <uint32_t kPending, uint32_t kParts, uint32_t kSums>
@@ -84,29 +82,33 @@ class GpuTiles {
 #define BLINK_WGMMA(N, SUMS, A, B, ADD)                                                                            \
     "{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" SUMS \
     "}, " A ", " B ", p, 1, 1, 0, 0;\n}"
-    __device__ static void multiply(float (&sums)[4], const unsigned char* a, const unsigned char* b, bool add) {
+    template <uint32_t kSums>
+    __device__ static void multiply(float (&sums)[kSums], const unsigned char* a, const unsigned char* b, bool add) {
+        multiply(sums, matrix(a), matrix(b), add);
+    }
+    __device__ static void multiply(float (&sums)[4], uint64_t a, uint64_t b, bool add) {
         asm volatile(BLINK_WGMMA("8", "%0, %1, %2, %3", "%4", "%5", "%6")
                      : BLINK_SUMS_4(0)
-                     : "l"(matrix(a)), "l"(matrix(b)), "r"(static_cast<int>(add)));
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)));
     }
-    __device__ static void multiply(float (&sums)[8], const unsigned char* a, const unsigned char* b, bool add) {
+    __device__ static void multiply(float (&sums)[8], uint64_t a, uint64_t b, bool add) {
         asm volatile(BLINK_WGMMA("16", "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9", "%10")
                      : BLINK_SUMS_8(0)
-                     : "l"(matrix(a)), "l"(matrix(b)), "r"(static_cast<int>(add)));
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)));
     }
-    __device__ static void multiply(float (&sums)[16], const unsigned char* a, const unsigned char* b, bool add) {
+    __device__ static void multiply(float (&sums)[16], uint64_t a, uint64_t b, bool add) {
         asm volatile(BLINK_WGMMA("32", "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15", "%16",
                                  "%17", "%18")
                      : BLINK_SUMS_8(0), BLINK_SUMS_8(8)
-                     : "l"(matrix(a)), "l"(matrix(b)), "r"(static_cast<int>(add)));
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)));
     }
-    __device__ static void multiply(float (&sums)[32], const unsigned char* a, const unsigned char* b, bool add) {
+    __device__ static void multiply(float (&sums)[32], uint64_t a, uint64_t b, bool add) {
         asm volatile(BLINK_WGMMA("64",
                                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
                                  "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31",
                                  "%32", "%33", "%34")
                      : BLINK_SUMS_8(0), BLINK_SUMS_8(8), BLINK_SUMS_8(16), BLINK_SUMS_8(24)
-                     : "l"(matrix(a)), "l"(matrix(b)), "r"(static_cast<int>(add)));
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)));
     }
 #undef BLINK_WGMMA
 #undef BLINK_SUMS_8
@@ -122,13 +124,24 @@ class GpuTiles {
         asm volatile("st.global.u16 [%0], %1;" ::"l"(to), "h"(bits) : "memory");
     }
 
-  private:
-    static constexpr uint64_t kKeep = 0x14F0000000000000ull;  // the cache's policy for what is read often
+  protected:
+    // The cache's policies for what is read once and often.
+    static constexpr uint64_t kPass = 0x12F0000000000000ull, kKeep = 0x14F0000000000000ull;
 
     __device__ static uint32_t address(const void* place) {
         return static_cast<uint32_t>(__cvta_generic_to_shared(place));
     }
 
+    __device__ static bool is_done(uint64_t* barrier, uint32_t parity) {
+        uint32_t done;
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(address(barrier)), "r"(parity)
+                     : "memory");
+        return done != 0;
+    }
+
+  private:
     __device__ static void copy_box(unsigned char* to, const TensorMap* map, uint32_t inner, uint32_t row,
                                     uint64_t* barrier, uint64_t policy) {
         asm volatile(
@@ -136,11 +149,6 @@ class GpuTiles {
             "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(address(to)),
             "l"(map), "r"(address(barrier)), "r"(inner), "r"(row), "l"(policy)
             : "memory");
-    }
-
-    // The descriptor of rows of 128 swizzled bytes, of which eights lie 1,024 bytes apart.
-    __device__ static uint64_t matrix(const unsigned char* place) {
-        return (address(place) & 0x3ffffu) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
     }
 
     unsigned char* const shared_;

@@ -198,7 +198,10 @@ class Kernels(Protocol):
         residual: Tensor,
         out: Tensor,
     ) -> None:
-        """residual += delta [parts, t, hidden]; out = its RMS norm times `gain`."""
+        """residual += delta [parts, t, hidden]; out = its RMS norm times `gain`.
+
+        There may be no parts.
+        """
         ...
 
     def rotate_append(self, new: Projected, keys: Tensor, values: Tensor) -> None:

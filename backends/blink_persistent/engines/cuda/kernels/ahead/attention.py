@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blink_persistent.engines.cuda.kernels.ahead.wide import tensor_map
+from blink_persistent.engines.cuda.kernels.ahead.tensor_maps import tensor_map
 from blink_persistent.engines.cuda.kernels.cuts.attention_call import (
     MOST_GROUP,
     AttentionCall,

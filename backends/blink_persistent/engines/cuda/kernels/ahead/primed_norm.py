@@ -28,8 +28,9 @@ class PrimedNorm:
         self._kernel = ChainedKernel(gpu, function, threads=32 * warps, shared_bytes=4 * warps)
 
     def takes(self, delta: Tensor) -> bool:
-        """Only the parts that products of the engine's own leave."""
-        return delta.dtype == torch.float32 and row_tile(delta.shape[1]) in self._tiles
+        """Only the parts that products of the engine's own leave, at least one."""
+        own = delta.dtype == torch.float32 and len(delta) > 0
+        return own and row_tile(delta.shape[1]) in self._tiles
 
     def __call__(
         self,

@@ -4,16 +4,14 @@ has ended (wide_product.h): for more rows than keep pace with the memory without
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from blink_persistent.engines.cuda.kernels.ahead.tensor_maps import tensor_map
 from blink_persistent.engines.cuda.kernels.cuts.wide_cut import (
     ALIGNMENT,
-    WINDOW,
     WideCut,
     WideKernel,
     WideProductCall,
@@ -76,29 +74,3 @@ class WideProducts:
             wide_call(cut, out.data_ptr(), (rows, size, depth)),
             chained=chained,
         )
-
-
-def tensor_map(gpu: Gpu, matrix: Tensor, box_rows: int) -> ctypes.Array[ctypes.c_uint64]:
-    """A kernel's parameter by which it copies boxes of `box_rows` rows and 64 columns.
-
-    `matrix` is bfloat16 [rows, columns]. Raises CudaError.
-    """
-    driver: Any = gpu.driver
-    rows, columns = matrix.shape
-    encoded = gpu.call(
-        "cuTensorMapEncodeTiled",
-        driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        2,
-        matrix.data_ptr(),
-        [driver.cuuint64_t(columns), driver.cuuint64_t(rows)],
-        [driver.cuuint64_t(matrix.element_size() * columns)],
-        [driver.cuuint32_t(WINDOW), driver.cuuint32_t(box_rows)],
-        [driver.cuuint32_t(1), driver.cuuint32_t(1)],
-        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )
-    parameter = (ctypes.c_uint64 * 16)()
-    ctypes.memmove(parameter, int(encoded.getPtr()), ctypes.sizeof(parameter))
-    return parameter

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.cuts.even_attention_cut import EvenCut
+from blink_persistent.engines.cuda.kernels.cuts.layers_cut import LayersCut
 from blink_persistent.engines.cuda.kernels.cuts.one_token_cut import OneTokenCut
 from blink_persistent.engines.cuda.kernels.cuts.primed_cut import PrimedCut
 from blink_persistent.engines.cuda.kernels.cuts.wide_cut import WideCut
@@ -126,6 +127,9 @@ class StepChoices:
     """The numbers of `ROW_TILES` whose steps have the primed norm."""
     one_token_experts: OneTokenCut | None = None
     """In place of what `expert_tiling` says, in steps of one token."""
+    layers: Mapping[int, LayersCut] = field(default_factory=dict)
+    """All layers of a decode step in one kernel, by the most rows that each is for: in place of all
+    others but the vocabulary's product and the norm before it, where the KV's blocks fit."""
 
 
 @dataclass(frozen=True, slots=True)
