@@ -1,28 +1,35 @@
 """The kernels that read ahead on small operands, chained, against plain PyTorch on the CPU: for
 tools that watch a whole process; run by the test beside it.
 
+ahead_run.py [--without-layers]
+
 No kernel of a library with shared memory is launched, since tools report races inside those.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 
 from blink_persistent.engines.cuda.kernels.ahead.attention import AheadAttention
+from blink_persistent.engines.cuda.kernels.ahead.layers import AllLayers
 from blink_persistent.engines.cuda.kernels.ahead.one_token_experts import OneTokenExperts
 from blink_persistent.engines.cuda.kernels.ahead.primed import PrimedProducts
 from blink_persistent.engines.cuda.kernels.ahead.primed_norm import PrimedNorm
 from blink_persistent.engines.cuda.kernels.cuts.choices import ROW_TILES
 from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.cuts.even_attention_cut import EvenCut
+from blink_persistent.engines.cuda.kernels.cuts.hopper import HOPPER_LAYERS
 from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import likely_cut
 from blink_persistent.engines.cuda.kernels.cuts.one_token_cut import OneTokenCut
 from blink_persistent.engines.cuda.kernels.cuts.primed_cut import PrimedCut
 from blink_persistent.engines.cuda.kernels.protocol import Heads, Projected, Rotary
 from blink_persistent.engines.cuda.kernels.reference import ReferenceKernels
-from blink_persistent.engines.cuda.step_tensors import Workspace
+from blink_persistent.engines.cuda.model import Decoder, rotary_tables
+from blink_persistent.engines.cuda.step_tensors import KvCache, StepInputs, Workspace, empty_inputs
+from blink_persistent.engines.cuda.weights import LayerWeights, Weights, random_weights
 from blink_persistent.gpu.driver import Gpu
 from blink_server.testing.memory_checkpoint import tiny_architecture
 
@@ -153,6 +160,63 @@ def check_attention(gpu: Any) -> None:
             check("values", inputs[1], values)
 
 
+def check_all_layers(gpu: Any) -> None:
+    """Of the narrowest model that they are for."""
+    shape = tiny_architecture(
+        **{"hidden_size": 4096, "intermediate_size": 2048, "heads": 32, "kv_heads": 8},
+        **{"head_dim": 128, "qk_norm": True, "vocabulary_size": 64, "context_length": 256},
+    )
+    rows, block_size = len(LENGTHS), 64
+    blocks = shape.context_length // block_size
+    plain = {"device": "cpu", "dtype": torch.float32}
+    moved = {"device": DEVICE, "dtype": torch.bfloat16}
+    weights = random_weights(shape, device=DEVICE, dtype=torch.bfloat16)
+    found, expected = (
+        Decoder(
+            shape,
+            weights if places is moved else plain_weights(weights),
+            rotary_tables(shape, shape.context_length, device=places["device"]),
+            KvCache.allocate(shape, rows * blocks, block_size, **places),
+            Workspace.allocate(shape, rows, rows, **places),
+            ReferenceKernels(),
+        )
+        for places in (moved, plain)
+    )
+    expected.cache.pages.normal_()
+    found.cache.pages.copy_(expected.cache.pages)
+    expected.cache.pages.copy_(found.cache.pages)
+    expected.decode(inputs_of(rows, blocks, "cpu"), rows)
+    parts = found.weights, found.rotary, found.cache, found.work
+    layers = AllLayers(gpu, shape, *parts, HOPPER_LAYERS)
+    inputs = inputs_of(rows, blocks, DEVICE)
+    for _ in range(2):
+        found.work.residual.copy_(weights.embedding[inputs.token_ids.long()])
+        layers(inputs, rows)
+    check("all layers", found.work.residual, expected.work.residual)
+    check("keys and values of all layers", found.cache.pages, expected.cache.pages)
+
+
+def plain_weights(weights: Weights) -> Weights:
+    def plain(layer: LayerWeights) -> LayerWeights:
+        parts = {name: getattr(layer, name) for name in LayerWeights.__slots__}
+        return LayerWeights(**{k: v if v is None else v.cpu().float() for k, v in parts.items()})
+
+    embedding, norm, head = (
+        x.cpu().float() for x in (weights.embedding, weights.norm, weights.head)
+    )
+    return Weights(embedding, tuple(map(plain, weights.layers)), norm, head)
+
+
+def inputs_of(rows: int, blocks: int, device: str) -> StepInputs:
+    inputs = empty_inputs(rows, rows, blocks, device=device)
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32)
+    inputs.token_ids.copy_(torch.arange(rows))
+    inputs.lengths.copy_(lengths)
+    inputs.start_positions.copy_((lengths - 1).clamp(min=0))
+    inputs.block_tables.copy_(torch.arange(rows * blocks).view(rows, blocks))
+    return inputs
+
+
 def main() -> None:
     torch.manual_seed(1)
     with Gpu() as gpu:
@@ -161,6 +225,8 @@ def main() -> None:
         check_norm(gpu)
         check_attention(gpu)
         check_experts(gpu)
+        if "--without-layers" not in sys.argv:
+            check_all_layers(gpu)
         torch.cuda.synchronize()
     print("all results are right")
 

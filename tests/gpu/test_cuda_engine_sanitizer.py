@@ -2,7 +2,8 @@
 no tool anything in the kernels that read ahead alone.
 
 racecheck is left out of the graphs: it reports races inside the library's own kernels, and under
-it alone the program ends with an illegal address (docs/cuda-engine.md).
+it alone the program ends with an illegal address (docs/cuda-engine.md). Of all layers in one kernel
+it reports a store to shared memory and a load between which all threads pass a named barrier.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def test_a_small_model_is_clean(tmp_path: Path, decode_kernels: str) -> None:
 def test_the_kernels_that_read_ahead_are_clean(tool: str) -> None:
     if torch.cuda.get_device_capability(0) != (9, 0):
         pytest.skip("they are for compute capability 9.0")
-    assert "all results are right" in run_under(tool, "ahead_run.py")
+    left_out = ["--without-layers"] if tool == "racecheck" else []
+    assert "all results are right" in run_under(tool, "ahead_run.py", *left_out)
 
 
 def run_under(tool: str, program: str, *arguments: str) -> str:

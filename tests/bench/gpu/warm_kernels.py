@@ -35,6 +35,7 @@ from blink_persistent.engines import TOKEN_GRANULARITY
 from blink_persistent.engines.cuda.architectures import ARCHITECTURES
 from blink_persistent.engines.cuda.kernels import fused
 from blink_persistent.engines.cuda.kernels.ahead.attention import load_attentions
+from blink_persistent.engines.cuda.kernels.ahead.layers import load_layers
 from blink_persistent.engines.cuda.kernels.ahead.one_token_experts import OneTokenExperts
 from blink_persistent.engines.cuda.kernels.ahead.primed_norm import primed_norm_for
 from blink_persistent.engines.cuda.kernels.ahead.products import ahead_on
@@ -50,6 +51,7 @@ from blink_persistent.engines.cuda.kernels.cuts.hopper import (
     measured_choices,
     prefills_by_pages,
 )
+from blink_persistent.engines.cuda.kernels.cuts.layers_cut import LayerFeatures
 from blink_persistent.engines.cuda.kernels.cuts.likely_choices import likely_choices
 from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import step_products
 from blink_persistent.engines.cuda.kernels.fused import FusedKernels
@@ -208,6 +210,8 @@ def compile_code(shape: Architecture, gpu: Gpu) -> None:
     found = choices_of(shape)
     kernels_of(shape, MAX_ROWS, cuts=found.cuts, make_ahead=ahead_on(gpu))
     load_attentions(gpu, set(found.attentions.values()), shape)
+    if found.layers:
+        load_layers(gpu, found.layers, LayerFeatures.of(shape))
     primed_norm_for(gpu, shape.hidden_size, found.norms)
 
 

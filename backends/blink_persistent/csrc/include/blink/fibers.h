@@ -62,7 +62,7 @@ class Fibers {
     explicit Fibers(uint32_t seed) : random_(seed) {}
 
     // Where all wait, `work` has to make something happen, or to say that nothing can.
-    void when_all_wait(std::function<bool()> work) { when_all_wait_ = std::move(work); }
+    void when_all_wait(std::function<bool()> work) { when_all_wait_.push_back(std::move(work)); }
 
     // As the seed decides.
     uint32_t any() { return random_(); }
@@ -75,8 +75,7 @@ class Fibers {
         uint32_t ended = 0;
         while (ended < count) {
             while (runnable_.empty())
-                if (!when_all_wait_ || !when_all_wait_())
-                    throw std::runtime_error("fibers wait for what does not come");
+                if (!any_when_all_wait()) throw std::runtime_error("fibers wait for what does not come");
             std::swap(runnable_[random_() % runnable_.size()], runnable_.back());
             current_ = runnable_.back();
             runnable_.pop_back();
@@ -86,6 +85,14 @@ class Fibers {
     }
 
   private:
+    // Of those that have something to do, as the seed decides.
+    bool any_when_all_wait() {
+        const size_t count = when_all_wait_.size(), first = count > 0 ? random_() % count : 0;
+        for (size_t i = 0; i < count; ++i)
+            if (when_all_wait_[(first + i) % count]()) return true;
+        return false;
+    }
+
     static constexpr size_t kStackBytes = 64 * 1024;
 
     struct Fiber {
@@ -119,7 +126,7 @@ class Fibers {
     }
 
     std::mt19937 random_;
-    std::function<bool()> when_all_wait_;
+    std::vector<std::function<bool()>> when_all_wait_;
     const std::function<void(uint32_t)>* work_ = nullptr;
     ucontext_t main_;
     std::vector<Fiber> fibers_;

@@ -145,6 +145,7 @@ class LayerAttention {
 
     // What is known of the pieces' new tokens before queries, keys and values of the layer are there.
     BLINK_DEV void locate(uint32_t count) {
+        if (count == 0) return;
         for (uint32_t i = thread(); i < count * kHeadDim; i += kThreads) {
             const uint64_t turn = static_cast<uint64_t>(room_.pieces[i / kHeadDim].old()) * kHalf + i % kHalf;
             room_.turns[i / kHeadDim][i % kHeadDim] = (i % kHeadDim < kHalf ? a_.cos : a_.sin)[turn];
@@ -287,8 +288,7 @@ class LayerAttention {
     // once for each group that it has written to `out`.
     BLINK_DEV void finish() {
         uint32_t written = block_.whole;
-        if (block_.parted > 0) {
-            sync();
+        if (block_.parted > 0) {  // all have met since they stored their parts, to take no more pieces
             if (lane_ == 0 && warp_ < block_.parted)
                 block_.before[warp_] = port_.add(a_.arrived + block_.groups[warp_]);
             sync();
@@ -311,7 +311,7 @@ class LayerAttention {
     static constexpr uint32_t kHalf = kHeadDim / 2, kRowChunks = kHeadDim / 8;
 
     BLINK_DEV uint32_t thread() const { return 32 * warp_ + lane_; }
-    BLINK_DEV void sync() { port_.template sync_some<kThreads>(3); }
+    BLINK_DEV void sync() { port_.template sync_some<3, kThreads>(); }
 
     BLINK_DEV static bool is_key(uint32_t head) { return head == kGroup; }
     BLINK_DEV static bool is_new(uint32_t head) { return head >= kGroup; }
@@ -399,7 +399,7 @@ class LayerAttention {
             if (2 * t + i % 2 >= kGroup) continue;
             port_.store(a_.partial + at * kHeadDim + 16 * warp_ + i / 2 * 8 + g, mean(i));
             if (i < 2 && warp_ == 0 && g == 0)
-                port_.store(a_.log_sums + at, totals_[i] == 0.0f ? -infinity() : bests[i] + log2f(totals_[i]));
+                port_.store(a_.log_sums + at, bests[i] + log2f(totals_[i]));  // -inf without entries
         }
     }
 

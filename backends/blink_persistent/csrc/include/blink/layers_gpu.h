@@ -56,9 +56,9 @@ class GpuLayers : public GpuTiles {
     }
     __device__ static uint32_t add(uint32_t* counter) { return GpuLanes::add(counter); }
 
-    template <uint32_t kThreads>
-    __device__ static void sync_some(uint32_t number) {
-        asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(kThreads) : "memory");
+    template <uint32_t kNumber, uint32_t kThreads>
+    __device__ static void sync_some() {
+        asm volatile("bar.sync %0, %1;" ::"n"(kNumber), "n"(kThreads) : "memory");
     }
     __device__ static uint32_t fresh(uint32_t value) {
         asm volatile("" : "+r"(value));

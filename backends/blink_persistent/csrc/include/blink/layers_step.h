@@ -14,7 +14,7 @@
 //                                a box of windows of 64 inner elements, zeros beyond the last
 //   matrix(place), beyond(matrix, bytes)
 //                                what is multiplied
-//   sync_some<kThreads>(number), sync_warp()
+//   sync_some<kNumber, kThreads>(), sync_warp()
 //   sum_over(value, first_lane)  over lanes that differ in bit `first_lane` or a higher one
 //   load_once(from)              what nobody writes
 //   load_four(from, values)      what other blocks wrote before a border
@@ -71,7 +71,6 @@ class Layers {
             port_.make_barriers(met_, 4, 1);
         }
         if (port_.warp() == 1) block_->divide(port_, call_.attention);
-        if (group_ == 2) read_target();  // before this block's first arrival
         port_.sync();
         if (group_ < 2) {
             compute();
@@ -137,7 +136,8 @@ class Layers {
                        step < kStages ? call_.early : call_.flight, flight);
     }
 
-    // Keys, then values of each page. They are of earlier steps: no border has to be waited for.
+    // Keys, then values of each page. They are of earlier steps: no border has to be waited for. Others
+    // who need what is found of the share come behind a norm, whose factors the same warp finds after it.
     template <class Map>
     BLINK_DEV void copy_pages(const Map* maps, Flight& flight) {
         port_.await(found_, 0);
@@ -171,7 +171,8 @@ class Layers {
 
     template <class Map>
     BLINK_DEV void copy_inputs(const LayerMaps<Map>& maps) {
-        port_.await(found_, 0);
+        port_.await_previous();
+        target_ = call_.arrived[1];  // no block ends, and writes it, before all have had their first inputs
         Place place;
         for (uint32_t number = 0; number < products(); ++number) {
             switch (number % 4) {
@@ -187,12 +188,7 @@ class Layers {
                 default: copy_inputs<Down>(number, inner_, &maps.down, call_.blocks, place);
             }
         }
-        if (port_.block() == 0) call_.arrived[1] = target_;  // all have read it before their first border
-    }
-
-    BLINK_DEV void read_target() {
-        port_.await_previous();
-        target_ = call_.arrived[1];
+        if (port_.block() == 0) call_.arrived[1] = target_;
     }
 
     // Nothing is multiplied with a page: so that all barriers of a stage go on alike.
@@ -297,9 +293,10 @@ class Layers {
 
     BLINK_DEV void attend(uint32_t layer, Place& place) {
         Attention own(port_, call_, layer, port_.fresh(port_.thread()), *block_, *attention_);
-        for (bool first = true; const uint32_t count = own.take(first); first = false) {
-            own.locate(count);
-            if (first) port_.await(ready_, layer % 2);
+        uint32_t count = own.take(true);
+        own.locate(count);
+        port_.await(ready_, layer % 2);
+        while (count > 0) {
             own.project(count);
             for (uint32_t number = 0; number < count; ++number) {
                 const Piece piece = own.begin(number);
@@ -314,8 +311,9 @@ class Layers {
                 }
                 own.end(piece);
             }
+            count = own.take(false);
+            own.locate(count);
         }
-        port_.await(found_, 0);
         own.finish();
     }
 
@@ -406,7 +404,7 @@ class Layers {
 #pragma unroll
             for (uint32_t i = 0; i < kSums; ++i) place[i * kThreads] = sums[i];
         }
-        port_.template sync_some<256>(1);
+        port_.template sync_some<1, 256>();
         if (group_ == 1 || !valid) return false;
 #pragma unroll
         for (uint32_t i = 0; i < kSums; ++i) sums[i] += place[i * kThreads];
@@ -442,7 +440,7 @@ class Layers {
     template <uint32_t kThreads>
     BLINK_DEV void arrive() {
         port_.publish();
-        port_.template sync_some<kThreads>(2);
+        port_.template sync_some<2, kThreads>();
         if (port_.thread() == 0) port_.count_arrivals(call_.arrived, 1);
     }
 

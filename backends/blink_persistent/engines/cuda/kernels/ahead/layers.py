@@ -67,7 +67,7 @@ class AllLayers:
         assert cache.block_size % PAGE == 0
         self._gpu, self._shape, self._cuts = gpu, architecture, cuts
         self._rotary, self._work = rotary, work
-        self._kernels = _load(gpu, cuts, features, watchdog_cycles)
+        self._kernels = load_layers(gpu, cuts, features, watchdog_cycles)
         device, most, layers = cache.pages.device, max(cuts), weights.layers
 
         def zeros(*size: int, kind: torch.dtype = torch.float32) -> Tensor:
@@ -171,12 +171,13 @@ class AllLayers:
         )
 
 
-def _load(
+def load_layers(
     gpu: Gpu,
     cuts: Mapping[int, LayersCut],
     features: LayerFeatures,
-    watchdog_cycles: int | None,
+    watchdog_cycles: int | None = None,
 ) -> dict[int, ChainedKernel]:
+    """Their kernels, by the most rows; the `gpu` owns them. Raises DeviceCodeError or CudaError."""
     program = gpu.load(
         "layers_gpu.cu",
         (AttentionCall, LayersCall),
