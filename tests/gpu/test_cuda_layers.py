@@ -252,6 +252,33 @@ def test_two_at_a_time_take_turns(model: Model, gpu: Gpu) -> None:
         assert torch.equal(each.work.residual[:count], wanted)
 
 
+@pytest.mark.parametrize("model", ["llama-3-8b"], indirect=True)
+def test_it_gets_its_turn_beside_chains_of_kernels(model: Model, gpu: Gpu) -> None:
+    """Whose blocks are there before those of the kernel ahead have left."""
+    other, rows, launches = Model(gpu, model.chain.architecture, model.weights), 16, 100
+    for each in (model, other):
+        each.fill([LENGTHS[row % len(LENGTHS)] for row in range(rows)])
+    expected = other.chain.decode(other.inputs, rows).clone()
+    torch.cuda.synchronize()
+    own, neighbour = torch.cuda.Stream(), torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(neighbour):
+        graph.capture_begin(capture_error_mode="thread_local")
+        logits = other.chain.decode(other.inputs, rows)
+        graph.capture_end()
+        for _ in range(40 * launches):  # far longer than the others take alone
+            graph.replay()
+    with torch.cuda.stream(own):
+        for _ in range(launches):
+            model.layers(model.inputs, rows)
+    await_end(own, 30, "steps beside chains of kernels")
+    assert not neighbour.query(), "they waited for the end of all others"
+    await_end(neighbour, 30, "chains of kernels")
+    assert model.layers.error() == 0
+    assert torch.equal(logits, expected)
+    graph.reset()
+
+
 STAY = """
 // As large as a resident scheduler's block: tells the host its multiprocessor, and stays until the
 // host says stop, or for 10 s.

@@ -99,6 +99,12 @@ class Gpu:
         """Its result (one value, a tuple of several, or None). Raises CudaError."""
         return checked_call(self.driver, function, *arguments)
 
+    @property
+    def may_cooperate(self) -> bool:
+        """May graphs that the device launches have cooperative kernels? Not under MPS."""
+        under_mps = self.driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED
+        return not self.call("cuDeviceGetAttribute", under_mps, self._device)
+
     def make_current(self) -> None:
         """Have this thread's calls concern this device; those of the thread that made it do."""
         self.call("cuCtxSetCurrent", self._context)

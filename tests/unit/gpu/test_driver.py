@@ -45,9 +45,11 @@ class FakeDriver:
     CUstreamCaptureStatus = SimpleNamespace(CU_STREAM_CAPTURE_STATUS_NONE=0)
     CUgraphInstantiate_flags = SimpleNamespace(CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH=4)
     CUDA_GRAPH_INSTANTIATE_PARAMS = SimpleNamespace
+    CUdevice_attribute = SimpleNamespace(CU_DEVICE_ATTRIBUTE_MPS_ENABLED=133)
 
     def __init__(self) -> None:
         self.parked = False
+        self.under_mps = 0
         self.calls: list[str] = []
         self.recording = False
 
@@ -69,6 +71,7 @@ class FakeDriver:
                 "cuDeviceGetCount": 1,
                 "cuDeviceComputeCapability": (9, 0),
                 "cuStreamIsCapturing": int(self.recording),
+                "cuDeviceGetAttribute": self.under_mps,
             }
             return 0, known.get(name, 7)
 
@@ -98,6 +101,13 @@ def test_what_waits_for_resident_kernels_happens_in_slices(fake: FakeDriver) -> 
         *("cuGraphExecDestroy", "cuModuleUnload", "cuMemFree", "cuStreamDestroy"),
         "cuDevicePrimaryCtxRelease",
     }
+
+
+def test_no_kernel_is_launched_whole_under_mps(fake: FakeDriver) -> None:
+    gpu = Gpu()
+    assert gpu.may_cooperate
+    fake.under_mps = 1
+    assert not gpu.may_cooperate
 
 
 def test_only_the_first_launch_of_a_kernel_has_a_slice(fake: FakeDriver) -> None:

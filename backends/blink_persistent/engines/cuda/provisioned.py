@@ -172,15 +172,19 @@ class CudaProvisioned(CapturedEngine):
         )
 
     def _choices(self, options: CudaOptions) -> StepChoices:
+        capability = torch.cuda.get_device_capability(self.device)
+        choices = step_choices(options, capability, self._processors)
+        return choices if self.gpu.may_cooperate else replace(choices, layers={})
+
+    @property
+    def _processors(self) -> int:
+        """Multiprocessors that steps may fill."""
         properties = torch.cuda.get_device_properties(self.device)
-        capability = properties.major, properties.minor
-        processors = properties.multi_processor_count - SCHEDULERS_PROCESSORS
-        return step_choices(options, capability, processors)
+        return int(properties.multi_processor_count) - SCHEDULERS_PROCESSORS
 
     def _kernels(self, options: CudaOptions, choices: StepChoices) -> FusedKernels:
-        architecture, grid = options.architecture, self.grid
-        properties = torch.cuda.get_device_properties(self.device)
-        processors = properties.multi_processor_count - SCHEDULERS_PROCESSORS
+        architecture, grid, processors = options.architecture, self.grid, self._processors
+        major, _ = torch.cuda.get_device_capability(self.device)
         sizes: dict[str, Any] = {"max_rows": grid.max_rows, "device": self.device}
         attention, experts = None, None
         if choices.attentions:
@@ -194,7 +198,7 @@ class CudaProvisioned(CapturedEngine):
             architecture,
             capacity=self.limits.max_blocks * options.block_size,
             processors=processors,
-            chained=properties.major >= HOPPER,
+            chained=major >= HOPPER,
             cuts=choices.cuts,
             make_ahead=ahead_on(self.gpu),
             ahead_attention=attention,

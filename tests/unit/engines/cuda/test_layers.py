@@ -19,7 +19,6 @@ from blink_persistent.engines.cuda.kernels.cuts.attention_call import AttentionC
 from blink_persistent.engines.cuda.kernels.cuts.hopper import HOPPER_LAYERS, measured_choices
 from blink_persistent.engines.cuda.kernels.cuts.layers_cut import (
     BLOCKS,
-    MOST_SHARED_BYTES,
     THREADS,
     LayerFeatures,
     LayersCall,
@@ -43,18 +42,15 @@ from blink_server.importers.checkpoint import Architecture
 
 HOPPER, PROCESSORS = (9, 0), 131
 LLAMA, QWEN = ARCHITECTURES["llama-3-8b"], ARCHITECTURES["qwen3-8b"]
-SHARED_BYTES, RESERVED_BYTES = 228 << 10, 1 << 10  # of a multiprocessor; of it, for each block
-SCHEDULERS_BYTES = 2 << 10  # of shared memory, and a little less
 
 
-@pytest.mark.parametrize("shape", [LLAMA, QWEN], ids=["llama", "qwen"])
-def test_the_cuts_fit_beside_a_scheduler(shape: Architecture) -> None:
-    features = LayerFeatures.of(shape)
-    for rows, cut in HOPPER_LAYERS.items():
-        assert cut.fits(rows, features)
-        block = cut.shared_bytes(rows, features) + ALIGNMENT
-        assert block <= MOST_SHARED_BYTES
-        assert block + SCHEDULERS_BYTES + 2 * RESERVED_BYTES <= SHARED_BYTES
+@pytest.mark.parametrize("inner", range(2048, 18432 + 1, 2048))
+def test_what_is_taken_fits_beside_a_scheduler(inner: int) -> None:
+    shape = replace(LLAMA, intermediate_size=inner)
+    found = measured_choices(shape, HOPPER, PROCESSORS).layers
+    assert set(found) == (set(HOPPER_LAYERS) if inner <= 14336 else set())
+    for rows, cut in found.items():
+        assert cut.fits(rows, LayerFeatures.of(shape))
 
 
 def test_sizes_of_llamas_cuts() -> None:

@@ -141,11 +141,15 @@ class Layers {
     template <class Map>
     BLINK_DEV void copy_pages(const Map* maps, Flight& flight) {
         port_.await(found_, 0);
-        for (uint32_t number = 0; number < block_->pages; ++number) {
-            const uint32_t row = block_->map_row_of(call_.attention, number);
+        const uint32_t count = block_->pages;
+        uint32_t row = count > 0 ? block_->map_row_of(call_.attention, 0) : 0;
+        for (uint32_t number = 0; number < count; ++number) {
+            // Before this page is waited for: what is not known has to be read behind weights.
+            const uint32_t next = number + 1 < count ? block_->map_row_of(call_.attention, number + 1) : 0;
             const uint32_t most = 2 * number < kStages ? call_.paged : call_.flight;
             copy_stage(maps, row, 0, Cut::kPageBytes, most, flight);
             copy_stage(maps + 1, row, 0, Cut::kPageBytes, most, flight);
+            row = next;
         }
     }
 

@@ -24,7 +24,11 @@ from blink_persistent.engines.cuda.kernels.cuts.choices import (
 )
 from blink_persistent.engines.cuda.kernels.cuts.direct_attention_cut import DirectCut
 from blink_persistent.engines.cuda.kernels.cuts.even_attention_cut import EvenCut
-from blink_persistent.engines.cuda.kernels.cuts.layers_cut import LayersCut, layers_fit
+from blink_persistent.engines.cuda.kernels.cuts.layers_cut import (
+    LayerFeatures,
+    LayersCut,
+    layers_fit,
+)
 from blink_persistent.engines.cuda.kernels.cuts.likely_cuts import APART, PROCESSORS, step_products
 from blink_persistent.engines.cuda.kernels.cuts.one_token_cut import OneTokenCut
 from blink_persistent.engines.cuda.kernels.cuts.primed_cut import PrimedCut
@@ -336,8 +340,18 @@ def measured_choices(
         },
         norms=ahead & HOPPER_NORMS.get(architecture.hidden_size, set()),
         one_token_experts=HOPPER_EXPERTS.get(mixture) if row_tile(1) in ahead else None,
-        layers=HOPPER_LAYERS if layers_fit(architecture, capability, processors) else {},
+        layers=_layers(architecture, capability, processors),
     )
+
+
+def _layers(
+    architecture: Architecture, capability: tuple[int, int], processors: int
+) -> dict[int, LayersCut]:
+    """Of `HOPPER_LAYERS`, those that fit the model's widths."""
+    if not layers_fit(architecture, capability, processors):
+        return {}
+    features = LayerFeatures.of(architecture)
+    return {rows: cut for rows, cut in HOPPER_LAYERS.items() if cut.fits(rows, features)}
 
 
 def blocks_of(cut: AheadCut, shape: Shape) -> int:

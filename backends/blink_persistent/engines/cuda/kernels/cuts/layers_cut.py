@@ -16,7 +16,9 @@ BLOCKS = 128  # of the grid, one a multiprocessor, at once
 THREADS = 352  # of a block: two groups that multiply, three warps that copy and sum
 HEAD_DIM = 128
 PAGE = 64  # entries that a copy of keys or of values takes
-MOST_SHARED_BYTES = 227 << 10  # of a block
+MOST_SHARED_BYTES = (228 - 2 - 2) << 10
+"""Of a block, with what aligns it: all of a multiprocessor's but the KiB that each block costs, and
+2 KiB for a resident scheduler beside it, without which a launch might wait for good."""
 _FEATURES = 32  # of a block, in the residual stream
 _TILE = 16  # features that a warp multiplies at a time
 _MOST_FEATURES, _MOST_INNER = 64, 128  # for which there are enough warps
