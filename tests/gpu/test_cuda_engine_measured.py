@@ -32,7 +32,7 @@ LLAMA, QWEN, MIXTURE = "llama-3-8b", "qwen3-32b", "qwen3-30b-a3b"
 VOCABULARY, MAX_ROWS, MAX_BLOCKS, BLOCK_SIZE = 1024, 64, 32, 64
 LENGTHS = (1024, 1, 17, 65, 2047, 500, 63)
 BFLOAT16 = 2e-2  # ||difference|| / ||expected|| that bfloat16 arithmetic may make in few layers
-OTHER_EXPERT = 0.5  # of a row for which it makes another expert the last that is chosen
+OTHER_EXPERT = 1.0  # of a row for which it makes other experts the last that are chosen
 PLACES: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
 
 

@@ -147,7 +147,7 @@ def scheduler_us(engine: CudaProvisioned, rows: int, context: int) -> float:
     """Microseconds of one step of the device's loop; closes the engine."""
     shape = ScriptedShape(
         max_rows=rows,
-        context_length=CONTEXT_LENGTH,
+        context_length=max(CONTEXT_LENGTH, 2 * context),
         vocabulary_size=engine.limits.vocabulary_size,
     )
     rng = np.random.default_rng(3)
@@ -200,7 +200,10 @@ def measure(model: str, context: int, decode_kernels: str, parts: Sequence[str])
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
         version = cuda_version(
-            Path(directory), engine=options, context_length=CONTEXT_LENGTH, memory_fraction=0.6
+            Path(directory),
+            engine=options,
+            context_length=max(CONTEXT_LENGTH, 2 * context),  # the scheduler's part goes on from it
+            memory_fraction=0.6,
         )
         engine = provision(version, grid)
     found: dict[str, Any] = {
