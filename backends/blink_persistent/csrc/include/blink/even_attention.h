@@ -229,10 +229,6 @@ class EvenAttention {
         }
     }
 
-    BLINK_DEV static uint32_t mask_of(uint32_t entry, uint32_t known) {
-        return (entry < known ? 0xffffu : 0u) | (entry + 1 < known ? 0xffff0000u : 0u);
-    }
-
     // Of mixed[i][j], of head 2 * t + j % 2.
     BLINK_DEV static uint32_t element_of(uint32_t g, uint32_t i, uint32_t j) { return 16 * i + j / 2 * 8 + g; }
 

@@ -17,6 +17,11 @@ BLINK_DEV inline uint32_t page_place(uint32_t entry, uint32_t chunk) {
     return chunk / 8 * (8 * kPage) + 8 * entry + ((chunk ^ entry) & 7);
 }
 
+// Of two bfloat16 of entries `entry` and the next: those before entry `known`.
+BLINK_DEV inline uint32_t mask_of(uint32_t entry, uint32_t known) {
+    return (entry < known ? 0xffffu : 0u) | (entry + 1 < known ? 0xffff0000u : 0u);
+}
+
 // A contiguous part of a group's pages.
 struct Piece {
     uint32_t row, kv_head;
