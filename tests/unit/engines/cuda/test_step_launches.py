@@ -216,15 +216,27 @@ def test_all_layers_of_few_rows_are_one_kernel(
     ("block_size", "made"), [(16, False), (32, False), (64, True), (128, True)]
 )
 def test_blocks_of_the_kv_have_to_be_whole_pages(block_size: int, made: bool) -> None:
-    asked = CudaOptions(
-        architecture=ARCHITECTURES["llama-3-8b"],
-        file=None,
-        block_size=block_size,
-        block_count=None,
-    )
-    found = step_choices(asked, HOPPER, PROCESSORS - 1)
+    found = step_choices(llama(block_size), HOPPER, PROCESSORS - 1)
     assert found.layers == (HOPPER_LAYERS if made else {})
     assert found.cuts
+
+
+@pytest.mark.parametrize("may_cooperate", [True, False])
+def test_where_no_kernel_may_cooperate_steps_are_chains(
+    may_cooperate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: HOPPER)
+    engine: Any = SimpleNamespace(
+        gpu=SimpleNamespace(may_cooperate=may_cooperate), device=None, _processors=PROCESSORS - 1
+    )
+    found = CudaProvisioned._choices(engine, llama())
+    assert found.layers == (HOPPER_LAYERS if may_cooperate else {})
+    assert found.cuts
+
+
+def llama(block_size: int = 64) -> CudaOptions:
+    shape = ARCHITECTURES["llama-3-8b"]
+    return CudaOptions(architecture=shape, file=None, block_size=block_size, block_count=None)
 
 
 QWEN_30B = {

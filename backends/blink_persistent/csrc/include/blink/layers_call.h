@@ -52,9 +52,10 @@ struct LayerProduct {
 };
 
 template <uint32_t kRows_, uint32_t kStages_, uint32_t kQkvWindows, uint32_t kOutputWindows, uint32_t kGateUpWindows,
-          uint32_t kDownWindows, uint32_t kQkvFeatures, uint32_t kFeatures_, uint32_t kInnerFeatures>
+          uint32_t kDownWindows, uint32_t kQkvFeatures, uint32_t kFeatures_, uint32_t kInnerFeatures_>
 struct LayersCut {
-    static constexpr uint32_t kRows = kRows_, kStages = kStages_, kFeatures = kFeatures_;
+    static constexpr uint32_t kRows = kRows_, kStages = kStages_;
+    static constexpr uint32_t kFeatures = kFeatures_, kInnerFeatures = kInnerFeatures_;
     using Qkv = LayerProduct<kQkvFeatures, kQkvWindows, kRows, false>;
     using Output = LayerProduct<kFeatures, kOutputWindows, kRows, false>;
     using GateUp = LayerProduct<kInnerFeatures, kGateUpWindows, kRows, true>;

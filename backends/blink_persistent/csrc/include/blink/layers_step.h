@@ -26,6 +26,7 @@
 #pragma once
 
 #include "layers_attention.h"
+#include "layers_copies.h"
 
 namespace blink {
 
@@ -44,182 +45,36 @@ class Layers {
     static constexpr uint32_t kRows = Cut::kRows, kStages = Cut::kStages, kSums = kRows / 2;
     static constexpr uint32_t kOwners = 2 * Cut::kFeatures;  // threads that have the residual stream
     using Attention = LayerAttention<Port, (kRows > 8)>;
-    static_assert(sizeof(LayersRoom<Port>) <= kRoomBytes);
+    using Ring = LayersRing<Port, Cut>;
+    using Place = typename Ring::Place;
     using Qkv = typename Cut::Qkv;
     using Output = typename Cut::Output;
     using GateUp = typename Cut::GateUp;
     using Down = typename Cut::Down;
 
     BLINK_DEV Layers(Port& port, const LayersCall& call)
-        : port_(port), call_(call), stages_(static_cast<unsigned char*>(port.shared())),
-          weights_(reinterpret_cast<uint64_t*>(stages_ + kStages * Cut::kStageBytes)), inputs_(weights_ + kStages),
-          empty_(inputs_ + kStages), met_(empty_ + kStages), known_(met_ + 1), ready_(known_ + 1), found_(ready_ + 1),
-          factors_(reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(weights_) + Cut::kBarrierBytes)),
-          exchange_(factors_ + Cut::kFactorBytes / 4),
-          block_(
-              reinterpret_cast<LayersRoom<Port>*>(reinterpret_cast<unsigned char*>(exchange_) + Cut::kExchangeBytes)),
-          attention_(reinterpret_cast<AttentionRoom*>(reinterpret_cast<unsigned char*>(block_) + kRoomBytes)),
-          hidden_(call.blocks * Cut::kFeatures), inner_(call.blocks * Cut::GateUp::kFeatures),
-          mixed_(call.attention.heads * Attention::kHeadDim), rows_(call.attention.rows), lane_(port.thread() % 32),
-          warp_(port.warp() % 4), group_(port.warp() / 4) {}
+        : port_(port), call_(call), ring_(port), hidden_(call.blocks * Cut::kFeatures),
+          inner_(call.blocks * Cut::kInnerFeatures), mixed_(call.attention.heads * Attention::kHeadDim),
+          rows_(call.attention.rows), lane_(port.thread() % 32), warp_(port.warp() % 4), group_(port.warp() / 4) {}
 
     template <class Map>
     BLINK_DEV void run(const Map* weights, const Map* pages, const LayerMaps<Map>& inputs) {
-        if (port_.thread() == 0) {
-            port_.make_barriers(weights_, 2 * kStages, 1);
-            port_.make_barriers(empty_, kStages, 8);
-            port_.make_barriers(met_, 4, 1);
-        }
-        if (port_.warp() == 1) block_->divide(port_, call_.attention);
+        if (port_.thread() == 0) ring_.make_barriers(port_);
+        if (port_.warp() == 1) ring_.block->divide(port_, call_.attention);
         port_.sync();
         if (group_ < 2) {
             compute();
         } else if (warp_ == 2) {
-            block_->find(port_, call_.attention);
+            ring_.block->find(port_, call_.attention);
             port_.sync_warp();
-            if (lane_ == 0) port_.arrive(found_);
+            if (lane_ == 0) port_.arrive(ring_.found);
             find_factors();
         } else if (lane_ == 0) {
+            LayerCopies<Port, Cut> copies(port_, call_, ring_);
             if (warp_ == 0)
-                copy_weights(weights, pages);
+                copies.copy_weights(weights, pages);
             else
-                copy_inputs(inputs);
-        }
-    }
-
-    // Of the ring.
-    struct Place {
-        uint32_t stage = 0;
-        uint32_t parity = 0;
-
-        BLINK_DEV void advance() {
-            stage = stage + 1 == kStages ? 0 : stage + 1;
-            parity ^= stage == 0 ? 1u : 0u;
-        }
-    };
-
-    template <class Product>
-    BLINK_DEV static uint32_t steps(uint32_t depth) {
-        return (depth + 64 * Product::kWindows - 1) / (64 * Product::kWindows);
-    }
-
-    // Where a walk along the ring has come to, and where those stages that have landed end.
-    struct Flight {
-        Place place, landing;
-        uint32_t flying = 0;
-    };
-
-    template <class Map>
-    BLINK_DEV void copy_weights(const Map* maps, const Map* pages) {
-        Flight flight;
-        for (uint32_t number = 0; number < products(); ++number) {
-            const Map* const map = maps + number;
-            if (number + 1 < products()) port_.fetch_map(map + 1);
-            switch (number % 4) {
-                case 0:
-                    copy_weights<Qkv>(hidden_, map, flight);
-                    copy_pages(pages + number / 2, flight);
-                    break;
-                case 1: copy_weights<Output>(mixed_, map, flight); break;
-                case 2: copy_weights<GateUp>(hidden_, map, flight); break;
-                default: copy_weights<Down>(inner_, map, flight);
-            }
-        }
-        port_.let_next_in();
-    }
-
-    template <class Product, class Map>
-    BLINK_DEV void copy_weights(uint32_t depth, const Map* map, Flight& flight) {
-        const uint32_t count = steps<Product>(depth), row = port_.block() * Product::kFeatures;
-        for (uint32_t step = 0; step < count; ++step)
-            copy_stage(map, row, step * Product::kWindows, Product::kWeightBytes,
-                       step < kStages ? call_.early : call_.flight, flight);
-    }
-
-    // Keys, then values of each page. They are of earlier steps: no border has to be waited for. Others
-    // who need what is found of the share come behind a norm, whose factors the same warp finds after it.
-    template <class Map>
-    BLINK_DEV void copy_pages(const Map* maps, Flight& flight) {
-        port_.await(found_, 0);
-        const uint32_t count = block_->pages;
-        uint32_t row = count > 0 ? block_->map_row_of(call_.attention, 0) : 0;
-        for (uint32_t number = 0; number < count; ++number) {
-            // Before this page is waited for: what is not known has to be read behind weights.
-            const uint32_t next = number + 1 < count ? block_->map_row_of(call_.attention, number + 1) : 0;
-            const uint32_t most = 2 * number < kStages ? call_.paged : call_.flight;
-            copy_stage(maps, row, 0, Cut::kPageBytes, most, flight);
-            copy_stage(maps + 1, row, 0, Cut::kPageBytes, most, flight);
-            row = next;
-        }
-    }
-
-    template <class Map>
-    BLINK_DEV void copy_stage(const Map* map, uint32_t row, uint32_t window, uint32_t bytes, uint32_t most,
-                              Flight& flight) {
-        const Place& place = flight.place;
-        await_landed(most, flight.landing, flight.flying);
-        port_.await(empty_ + place.stage, place.parity ^ 1);
-        port_.expect(weights_ + place.stage, bytes);
-        port_.copy_weights(stage(place), map, row, window, weights_ + place.stage);
-        flight.place.advance();
-        ++flight.flying;
-    }
-
-    // Until fewer than `most` stages are on their way.
-    BLINK_DEV void await_landed(uint32_t most, Place& landing, uint32_t& flying) {
-        for (; flying >= most; --flying) {
-            port_.await(weights_ + landing.stage, landing.parity);
-            landing.advance();
-        }
-    }
-
-    template <class Map>
-    BLINK_DEV void copy_inputs(const LayerMaps<Map>& maps) {
-        port_.await_previous();
-        target_ = call_.arrived[1];  // no block ends, and writes it, before all have had their first inputs
-        Place place;
-        for (uint32_t number = 0; number < products(); ++number) {
-            switch (number % 4) {
-                case 0: copy_inputs<Qkv>(number, hidden_, &maps.qkv, call_.blocks, place); break;
-                case 1:
-                    await_border(call_.blocks);
-                    port_.arrive(ready_);
-                    pass_pages(2 * block_->pages, place);
-                    // Of each row's groups one block arrives, that which writes what all have made of it.
-                    copy_inputs<Output>(number, mixed_, &maps.output, rows_ * call_.attention.kv_heads, place);
-                    break;
-                case 2: copy_inputs<GateUp>(number, hidden_, &maps.gate_up, call_.blocks, place); break;
-                default: copy_inputs<Down>(number, inner_, &maps.down, call_.blocks, place);
-            }
-        }
-        if (port_.block() == 0) call_.arrived[1] = target_;
-    }
-
-    // Nothing is multiplied with a page: so that all barriers of a stage go on alike.
-    BLINK_DEV void pass_pages(uint32_t stages, Place& place) {
-        for (uint32_t i = 0; i < stages; ++i) {
-            port_.await(empty_ + place.stage, place.parity ^ 1);
-            port_.arrive(inputs_ + place.stage);
-            place.advance();
-        }
-    }
-
-    BLINK_DEV void await_border(uint32_t arrivals) {
-        target_ += arrivals;
-        port_.await_arrivals(call_.arrived, target_);
-    }
-
-    template <class Product, class Map>
-    BLINK_DEV void copy_inputs(uint32_t number, uint32_t depth, const Map* map, uint32_t arrivals, Place& place) {
-        const uint32_t count = steps<Product>(depth);
-        await_border(arrivals);
-        for (uint32_t step = 0; step < count; ++step) {
-            port_.await(empty_ + place.stage, place.parity ^ 1);
-            port_.expect(inputs_ + place.stage, Product::kInputsBytes);
-            port_.copy_inputs(stage(place) + Product::kWeightBytes, map, step * Product::kWindows,
-                              inputs_ + place.stage);
-            place.advance();
-            if (step == 0 && number % 2 == 0) port_.arrive(met_);
+                copies.copy_inputs(inputs);
         }
     }
 
@@ -229,7 +84,7 @@ class Layers {
         constexpr uint32_t kFours = kRows / 4, kStride = 32 / kFours, kTogether = 16;
         const uint32_t count = call_.blocks * (Cut::kFeatures / 16), own = lane_ % kFours;
         for (uint32_t norm = 0; norm < 2 * call_.layers; ++norm) {
-            port_.await(met_, norm % 2);
+            port_.await(ring_.met, norm % 2);
             float sums[4] = {};
             for (uint32_t i = lane_ / kFours; i < count; i += kTogether * kStride) {
                 float values[kTogether][4];
@@ -246,10 +101,10 @@ class Layers {
 #pragma unroll
             for (uint32_t k = 0; k < 4; ++k) {
                 const float mean = quotient(port_.sum_over(sums[k], kFours), static_cast<float>(hidden_));
-                if (lane_ < kFours) factors_[4 * own + k] = inverse_root(mean + call_.attention.epsilon);
+                if (lane_ < kFours) ring_.factors[4 * own + k] = inverse_root(mean + call_.attention.epsilon);
             }
             port_.sync_warp();
-            if (lane_ == 0) port_.arrive(known_);
+            if (lane_ == 0) port_.arrive(ring_.known);
         }
     }
 
@@ -291,15 +146,15 @@ class Layers {
         auto* const qkv = const_cast<float*>(call_.attention.qkv);
 #pragma unroll
         for (uint32_t i = 0; i < kSums; ++i)
-            if (column(i) < rows_) port_.store(qkv + at(i, size, own), sums[0][i] * factors_[column(i)]);
+            if (column(i) < rows_) port_.store(qkv + at(i, size, own), sums[0][i] * ring_.factors[column(i)]);
         arrive<2 * Qkv::kFeatures>();
     }
 
     BLINK_DEV void attend(uint32_t layer, Place& place) {
-        Attention own(port_, call_, layer, port_.fresh(port_.thread()), *block_, *attention_);
+        Attention own(port_, call_, layer, port_.fresh(port_.thread()), *ring_.block, *ring_.attention);
         uint32_t count = own.take(true);
         own.locate(count);
-        port_.await(ready_, layer % 2);
+        port_.await(ring_.ready, layer % 2);
         while (count > 0) {
             own.project(count);
             for (uint32_t number = 0; number < count; ++number) {
@@ -324,9 +179,9 @@ class Layers {
     // By all warps and also for its inputs, of which it has none, so that nobody passes another by a
     // turn of the ring.
     BLINK_DEV const unsigned char* await_page(const Place& place) {
-        port_.await(weights_ + place.stage, place.parity);
-        port_.await(inputs_ + place.stage, place.parity);
-        return stage(place);
+        port_.await(ring_.weights + place.stage, place.parity);
+        port_.await(ring_.inputs + place.stage, place.parity);
+        return ring_.stage(place);
     }
 
     BLINK_DEV void release_page(Place& place) {
@@ -344,7 +199,7 @@ class Layers {
 #pragma unroll
         for (uint32_t i = 0; i < kSums; ++i) {
             if (column(i) >= rows_ || of_block + 8 * (i / 2 % 2) >= GateUp::kFeatures) continue;
-            const float factor = factors_[column(i)];
+            const float factor = ring_.factors[column(i)];
             port_.store(call_.inner + at(i, inner_, own), silu(sums[0][i] * factor) * (sums[1][i] * factor));
         }
         arrive<256>();
@@ -363,17 +218,17 @@ class Layers {
     template <class Product>
     BLINK_DEV void multiply(uint32_t depth, Place& place, float (&sums)[Product::kParts][kSums]) {
         constexpr uint32_t kEach = Product::kGated ? 4 : 2;  // multiplications of a window and part
-        const uint32_t count = steps<Product>(depth);
+        const uint32_t count = Ring::template steps<Product>(depth);
         const uint32_t tile = Product::kGated ? 128 * 64 * group_ : 64 * group_, input = Product::kGated ? 0 : tile;
         uint32_t before = kStages;
 #pragma unroll
         for (uint32_t i = 0; i < Product::kParts * kSums; ++i) sums[i / kSums][i % kSums] = 0.0f;
 #pragma unroll 1
         for (uint32_t step = 0; step < count; ++step) {
-            port_.await(weights_ + place.stage, place.parity);
-            port_.await(inputs_ + place.stage, place.parity);
-            const auto a = port_.matrix(stage(place) + tile);
-            const auto b = port_.matrix(stage(place) + Product::kWeightBytes + input);
+            port_.await(ring_.weights + place.stage, place.parity);
+            port_.await(ring_.inputs + place.stage, place.parity);
+            const auto a = port_.matrix(ring_.stage(place) + tile);
+            const auto b = port_.matrix(ring_.stage(place) + Product::kWeightBytes + input);
             port_.begin_multiply();
 #pragma unroll
             for (uint32_t i = 0; i < kEach * Product::kWindows; ++i) {
@@ -395,7 +250,7 @@ class Layers {
     }
 
     BLINK_DEV void release(uint32_t stage) {
-        if (lane_ == 0) port_.arrive(empty_ + stage);
+        if (lane_ == 0) port_.arrive(ring_.empty + stage);
     }
 
     // True in the threads that have the sums of both groups then.
@@ -403,7 +258,7 @@ class Layers {
     BLINK_DEV bool add_groups(float (&sums)[kSums]) {
         constexpr uint32_t kThreads = 2 * Product::kFeatures;
         const bool valid = warp_ < Product::kFeatures / 16;
-        float* const place = exchange_ + 32 * warp_ + lane_;
+        float* const place = ring_.exchange + 32 * warp_ + lane_;
         if (group_ == 1 && valid) {
 #pragma unroll
             for (uint32_t i = 0; i < kSums; ++i) place[i * kThreads] = sums[i];
@@ -448,9 +303,7 @@ class Layers {
         if (port_.thread() == 0) port_.count_arrivals(call_.arrived, 1);
     }
 
-    BLINK_DEV uint32_t products() const { return 4 * call_.layers; }
-
-    BLINK_DEV void await_factors(uint32_t norm) { port_.await(known_, norm % 2); }
+    BLINK_DEV void await_factors(uint32_t norm) { port_.await(ring_.known, norm % 2); }
 
     // Lane 4 * g + t of a group's warp q has features 16 * q + g and, 2 sums further, that and 8, of
     // rows 8 * n + 2 * t and the next.
@@ -460,24 +313,10 @@ class Layers {
         return column(i) * size + own + 8 * (i / 2 % 2);
     }
 
-    BLINK_DEV unsigned char* stage(const Place& place) const { return stages_ + place.stage * Cut::kStageBytes; }
-
     Port& port_;
     const LayersCall& call_;
-    unsigned char* const stages_;
-    uint64_t* const weights_;  // of stages that they have reached
-    uint64_t* const inputs_;
-    uint64_t* const empty_;
-    uint64_t* const met_;    // at the border before a product that a norm precedes
-    uint64_t* const known_;  // that norm's factors
-    uint64_t* const ready_;  // queries, keys and values, for attention
-    uint64_t* const found_;  // once: the block's share
-    float* const factors_;   // [kRows]
-    float* const exchange_;  // [kSums, threads]
-    LayersRoom<Port>* const block_;
-    AttentionRoom* const attention_;
+    const Ring ring_;
     const uint32_t hidden_, inner_, mixed_, rows_, lane_, warp_, group_;
-    uint64_t target_ = 0;
 };
 
 }  // namespace blink
