@@ -102,8 +102,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Told:
         from blink_persistent.engines.cuda.kernels.in_triton import hopper_prefill
 
         monkeypatch.setattr(hopper_prefill, "attend_pages", told.stand_in("attend_pages"))
-    properties = SimpleNamespace(major=9, minor=0, multi_processor_count=PROCESSORS)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: HOPPER)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(fused, "measured", lambda capability: measured(HOPPER))
     monkeypatch.setattr(
@@ -123,6 +122,7 @@ def decoder_of(gpu: Told, model: str, block_size: int = BLOCK_SIZE, **options: b
         gpu=gpu,
         grid=SimpleNamespace(max_rows=MAX_ROWS),
         limits=SimpleNamespace(max_blocks=MAX_BLOCKS),
+        _processors=PROCESSORS - 1,
     )
     kernels = CudaProvisioned._kernels(engine, asked, step_choices(asked, HOPPER, PROCESSORS - 1))
     short = replace(shape, layers=1)
@@ -225,7 +225,7 @@ def test_blocks_of_the_kv_have_to_be_whole_pages(block_size: int, made: bool) ->
 def test_where_no_kernel_may_cooperate_steps_are_chains(
     may_cooperate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: HOPPER)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: HOPPER)
     engine: Any = SimpleNamespace(
         gpu=SimpleNamespace(may_cooperate=may_cooperate), device=None, _processors=PROCESSORS - 1
     )
