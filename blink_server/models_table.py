@@ -40,7 +40,10 @@ def control_socket(runtime_dir: Path | None) -> Path:
         return runtime_dir / "control.sock"
     found = find_control_sockets()
     if not found:
-        raise BlinkError("no server of this user runs here; --runtime-dir names one that does")
+        raise BlinkError(
+            "no server of this user has its runtime directory in the default place; --runtime-dir "
+            "names another's: .run/runtime after `make demo`"
+        )
     if len(found) > 1:
         places = ", ".join(str(socket.parent) for socket in found)
         raise BlinkError(f"several servers run: give --runtime-dir, one of {places}")

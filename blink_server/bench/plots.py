@@ -46,7 +46,8 @@ def _latencies(runs: Sequence[Run]) -> Figure:
     for axes, name in ((ttft, "TTFT"), (tpot, "TPOT"), (itl, "ITL")):
         axes.set(xlabel=f"{name}, ms", ylabel="share", xscale="log")
         _plain_numbers(axes.xaxis)
-    ttft.legend(fontsize="small")
+    if ttft.lines:
+        ttft.legend(fontsize="small")
     return figure
 
 

@@ -78,7 +78,10 @@ def _remarks(figures: Sequence[Figures], gpus: Sequence[str]) -> list[str]:
     for one in figures:
         where = f"{one.load}, {one.condition}"
         if not one.requests:
-            remarks.append(f"{where}: no request arrived between warm-up and cool-down.")
+            remarks.append(
+                f"{where}: no request arrived between warm-up and cool-down "
+                "(--warm-up-secs, --cool-down-secs)."
+            )
         if one.errors:
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(one.errors.items()))
             remarks.append(f"{where}: errors: {kinds}.")

@@ -114,7 +114,7 @@ def test_an_empty_window_is_told() -> None:
     one = run(2, ALONE)
     empty = replace(one.measurement, outcomes=[], summary=summarise([], Window(0.0, 0.0)))
     text = markdown(figures_of([replace(one, measurement=empty)]), [], [])
-    assert "2/s, alone: no request arrived between warm-up and cool-down." in text
+    assert "2/s, alone: no request arrived between warm-up and cool-down (--warm" in text
 
 
 def test_energy_is_labelled_as_the_gpus() -> None:
