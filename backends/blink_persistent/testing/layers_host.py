@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from blink_persistent.engines.cuda.kernels.cuts.attention_call import MOST_GROUP, AttentionCall
 from blink_persistent.engines.cuda.kernels.cuts.layers_cut import (
+    GROUP,
     HEAD_DIM,
     LayerFeatures,
     LayersCall,
@@ -23,7 +24,6 @@ from blink_persistent.testing.attention_problem import EPSILON, NAN, Floats
 from blink_persistent.testing.primed_host import Way, bfloat16, float32
 from blink_persistent.testing.wide_host import TileFaults
 
-_GROUP = 4  # heads that share a key and a value
 _ARRIVED_BEFORE = 4096  # at borders, of earlier launches
 
 
@@ -81,7 +81,7 @@ class LayersCase:
 
     def blocks(self, features: LayerFeatures) -> int:
         """Of the grid, which has all of the layers' features."""
-        return self.kv_heads * (_GROUP + 2) * HEAD_DIM // features.qkv
+        return self.kv_heads * (GROUP + 2) * HEAD_DIM // features.qkv
 
 
 class LayersProblem:
@@ -92,7 +92,7 @@ class LayersProblem:
         self.case = case
         self._rng = rng = np.random.default_rng(len(case.lengths))
         self._blocks = blocks = case.blocks(features)
-        self._heads = heads = _GROUP * case.kv_heads
+        self._heads = heads = GROUP * case.kv_heads
         count, hidden, inner = (
             len(case.lengths),
             blocks * features.output,
@@ -272,7 +272,7 @@ class LayersProblem:
                 np.concatenate([pages[places], token[None]])
                 for pages, token in zip(old, (k, v), strict=True)
             )
-            scores = np.einsum("kgd,tkd->kgt", q.reshape(kv_heads, _GROUP, HEAD_DIM), keys)
+            scores = np.einsum("kgd,tkd->kgt", q.reshape(kv_heads, GROUP, HEAD_DIM), keys)
             scores /= HEAD_DIM**0.5
             shares = np.exp(scores - scores.max(axis=2, keepdims=True))
             shares /= shares.sum(axis=2, keepdims=True)

@@ -147,7 +147,7 @@ def scheduler_us(engine: CudaProvisioned, rows: int, context: int) -> float:
     """Microseconds of one step of the device's loop; closes the engine."""
     shape = ScriptedShape(
         max_rows=rows,
-        context_length=max(CONTEXT_LENGTH, 2 * context),
+        context_length=context_length(context),
         vocabulary_size=engine.limits.vocabulary_size,
     )
     rng = np.random.default_rng(3)
@@ -180,6 +180,11 @@ def grid_to_measure() -> GraphGrid:
     return GraphGrid(tuple(keys))
 
 
+def context_length(context: int) -> int:
+    """Of a version, whose scheduler's part goes on from so many entries."""
+    return max(CONTEXT_LENGTH, 2 * context)
+
+
 def choices_with(layers: str | None) -> Callable[..., StepChoices]:
     """`step_choices`, but all layers in one kernel as `--layers` says."""
 
@@ -202,7 +207,7 @@ def measure(model: str, context: int, decode_kernels: str, parts: Sequence[str])
         version = cuda_version(
             Path(directory),
             engine=options,
-            context_length=max(CONTEXT_LENGTH, 2 * context),  # the scheduler's part goes on from it
+            context_length=context_length(context),
             memory_fraction=0.6,
         )
         engine = provision(version, grid)

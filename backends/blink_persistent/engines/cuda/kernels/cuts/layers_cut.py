@@ -15,6 +15,7 @@ from blink_server.importers.checkpoint import Architecture
 BLOCKS = 128  # of the grid, one a multiprocessor, at once
 THREADS = 352  # of a block: two groups that multiply, three warps that copy and sum
 HEAD_DIM = 128
+GROUP = 4  # heads that share a key and a value
 PAGE = 64  # entries that a copy of keys or of values takes
 MOST_SHARED_BYTES = (228 - 2 - 2) << 10
 """Of a block, with what aligns it: all of a multiprocessor's but the KiB that each block costs, and
@@ -23,7 +24,7 @@ _FEATURES = 32  # of a block, in the residual stream
 _TILE = 16  # features that a warp multiplies at a time
 _MOST_FEATURES, _MOST_INNER = 64, 128  # for which there are enough warps
 _BARRIER_BYTES, _FACTOR_BYTES, _ROOM_BYTES, _ATTENTION_BYTES = 256, 256, 1024, 8320
-_ROWS, _GROUP = (8, 16), 4
+_ROWS = 8, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def layers_fit(architecture: Architecture, capability: tuple[int, int], processo
         and not shape.experts
         and not shape.attention_bias
         and shape.head_dim == HEAD_DIM
-        and shape.heads == _GROUP * shape.kv_heads
+        and shape.heads == GROUP * shape.kv_heads
         and shape.hidden_size == BLOCKS * _FEATURES
         and qkv % (BLOCKS * _TILE) == 0
         and features.qkv <= _MOST_FEATURES
